@@ -1,0 +1,7 @@
+#include "bindings/bindings.hpp"
+
+namespace kvtier {
+
+void bind_copy(nanobind::module_&) {}
+
+}  // namespace kvtier

@@ -1,0 +1,7 @@
+#include "bindings/bindings.hpp"
+
+namespace kvtier {
+
+void bind_mover(nanobind::module_&) {}
+
+}  // namespace kvtier

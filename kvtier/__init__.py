@@ -1,0 +1,1 @@
+"""kvtier: a KV-cache tiering engine for transformer inference."""
