@@ -1,0 +1,1 @@
+"""The lab: what kvtier does for time to first token, measured on this machine."""
