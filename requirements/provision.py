@@ -1,0 +1,102 @@
+"""Makes the developer's environment: a virtual environment with exactly the pinned packages, and `kvtier` on its path.
+
+Run by `make setup` with any Python; says in one line what is missing when it cannot go on. Standard library only.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OLDEST = (3, 11)
+
+LAUNCHER = """#!{python}
+import sys
+
+from kvtier.cli.main import main
+
+sys.exit(main())
+"""
+
+
+def fail(line):
+    sys.exit("make setup: " + line)
+
+
+def check_machine():
+    if sys.version_info < OLDEST:
+        found = ".".join(map(str, sys.version_info[:3]))
+        fail(f"{sys.executable} is Python {found}; kvtier needs 3.11 or later: make setup PYTHON=/path/to/python3.11")
+    if not any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++")):
+        fail("no C++ compiler found; install one that knows C++20 (g++ 11, clang 14 or later), or name it by CXX")
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        fail(
+            f"{sys.executable} has no Python.h; install its development files (python3-dev), or name another by PYTHON"
+        )
+
+
+def install(python, *arguments):
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
+    if subprocess.run(command, check=False).returncode:
+        fail("pip could not install the pinned packages (its message is above); nothing is marked as done, try again")
+
+
+def torch_build(python):
+    """(version, CUDA version or None) as torch/version.py says it, without importing a build that may not load."""
+    code = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    folder = subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    text = (Path(folder) / "version.py").read_text()
+    version = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)", text, re.M)
+    cuda = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)", text, re.M)
+    return version.group(1) if version else "unknown", cuda.group(1) if cuda else None
+
+
+def install_torch(python):
+    gpu = shutil.which("nvidia-smi") is not None
+    wanted = os.environ.get("TORCH")
+    source = [wanted] if wanted else ["-r", str(ROOT / "requirements" / "torch.txt")]
+    # Without a GPU no dependencies: those that are missing then are CUDA's, and they are gigabytes.
+    install(python, *([] if gpu else ["--no-deps"]), *source)
+    version, cuda = torch_build(python)
+    if cuda and not gpu:
+        fail(
+            f"torch {version} is a build for CUDA {cuda}, but there is no NVIDIA GPU; give a CPU build: "
+            "make setup TORCH='torch==2.13.0+cpu' with pip's extra index set to one that holds CPU builds"
+        )
+    print(
+        f"torch {version}: {f'CUDA {cuda}' if cuda else 'CPU'} build; NVIDIA GPU: {'yes' if gpu else 'no'}", flush=True
+    )
+    if gpu and not cuda:
+        print("the GPU will not be used: give a CUDA build of torch by TORCH=...")
+
+
+def main():
+    check_machine()
+    environment = Path(sys.argv[1]).absolute()
+    python = environment / "bin" / "python"
+    if not python.exists():
+        print(f"creating {environment} with {sys.executable} ({sys.version.split()[0]})", flush=True)
+        if subprocess.run([sys.executable, "-m", "venv", str(environment)], check=False).returncode:
+            fail("python could not make a virtual environment (on Debian it needs python3-venv)")
+    print("installing the pinned packages", flush=True)
+    install(python, "--no-deps", "-r", str(ROOT / "requirements" / "dev.txt"))
+    install_torch(python)
+    site = subprocess.run(
+        [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    # A path entry and not an editable install: PYTHONPATH still wins over it, and the build stays CMake's alone.
+    (Path(site) / "kvtier.pth").write_text(f"{ROOT}\n")
+    launcher = environment / "bin" / "kvtier"
+    launcher.write_text(LAUNCHER.format(python=python))
+    launcher.chmod(0o755)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""What all tests share: no configuration from outside, tests without a clock, a seed that is printed."""
+
+import os
+import random
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# On a shared machine a slow example is no fault, and a failing one has to be repeatable from the log alone.
+settings.register_profile(
+    "kvtier", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("kvtier")
+
+for _name in [name for name in os.environ if name.startswith("KVTIER_") and name != "KVTIER_SEED"]:
+    del os.environ[_name]
+
+
+@pytest.fixture
+def seed() -> int:
+    """A seed for a random test; printed, so that KVTIER_SEED repeats a run."""
+    value = int(os.environ.get("KVTIER_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"KVTIER_SEED={value}")
+    return value
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if shutil.which("nvidia-smi") is None:
+        skip = pytest.mark.skip(reason="needs an NVIDIA GPU")
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(skip)
