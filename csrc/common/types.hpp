@@ -21,17 +21,17 @@ inline constexpr int kTiers = 4;
 // What became of one page on one hop. From kFirstLost on, the *source* page itself is bad and its entry must go;
 // below it the source is as good as before.
 enum class PageStatus : std::uint8_t {
-  kPending = 0,    // not settled yet
-  kOk = 1,         // the destination holds the page
-  kSkipped = 2,    // an earlier hop of this page failed, so this one never ran
-  kCancelled = 3,  // cancelled before this hop ran
-  kOverdue = 4,    // the deadline passed before this hop ran
-  kWriteError = 5, // writing the destination failed
-  kOffline = 6,    // the tier was out of service
-  kReadError = 16, // reading the source failed
+  kPending = 0,     // not settled yet
+  kOk = 1,          // the destination holds the page
+  kSkipped = 2,     // an earlier hop of this page failed, so this one never ran
+  kCancelled = 3,   // cancelled before this hop ran
+  kOverdue = 4,     // the deadline passed before this hop ran
+  kWriteError = 5,  // writing the destination failed
+  kOffline = 6,     // the tier was out of service
+  kReadError = 16,  // reading the source failed
   kShortRead = 17,
-  kCorrupt = 18,   // the checksum did not match
-  kStale = 19,     // the record says that the slot holds another page
+  kCorrupt = 18,  // the checksum did not match
+  kStale = 19,    // the record says that the slot holds another page
 };
 inline constexpr PageStatus kFirstLost = PageStatus::kReadError;
 
