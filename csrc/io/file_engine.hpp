@@ -1,11 +1,11 @@
 // Asynchronous file I/O, as the mover sees it: io_uring where the kernel allows it, a pool of threads where not.
 //
 // Protocol: one thread makes an engine, submits, flushes and reaps; only wake() may be called from another one.
-// submit() queues, flush() hands the queue to the kernel (reap() does so too), reap() returns what ended. A buffer and a
-// file descriptor belong to the engine from submit() until their tag was reaped. An engine may be destroyed with
-// operations in flight (a device that hangs): it waits kCloseLimit for them and then lets go; from then on the kernel may
-// still write into their buffers, which therefore must never be used again by the owner (in_flight() before destruction
-// says so).
+// submit() queues, flush() hands the queue to the kernel (reap() does so too), reap() returns what ended. A buffer and
+// a file descriptor belong to the engine from submit() until their tag was reaped. An engine may be destroyed with
+// operations in flight (a device that hangs): it waits kCloseLimit for them and then lets go; from then on the kernel
+// may still write into their buffers, which therefore must never be used again by the owner (in_flight() before
+// destruction says so).
 #pragma once
 
 #include <chrono>

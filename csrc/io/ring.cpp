@@ -115,8 +115,8 @@ int Ring::register_buffers(std::byte* base, std::size_t bytes) {
   for (std::size_t done = 0; done < bytes; done += kPiece) {
     pieces.push_back({base + done, std::min(kPiece, bytes - done)});
   }
-  const long rc =
-      ::syscall(__NR_io_uring_register, fd_, IORING_REGISTER_BUFFERS, pieces.data(), static_cast<unsigned>(pieces.size()));
+  const long rc = ::syscall(__NR_io_uring_register, fd_, IORING_REGISTER_BUFFERS, pieces.data(),
+                            static_cast<unsigned>(pieces.size()));
   return rc < 0 ? -errno : 0;
 }
 

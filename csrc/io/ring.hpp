@@ -1,5 +1,5 @@
-// An io_uring instance by raw system calls: set up once, submit in batches, wait with a time limit. Internal to csrc/io.
-// The layout follows io_uring_setup(2) and io_uring_enter(2).
+// An io_uring instance by raw system calls: set up once, submit in batches, wait with a time limit. Internal to
+// csrc/io. The layout follows io_uring_setup(2) and io_uring_enter(2).
 #pragma once
 
 #include <linux/io_uring.h>
@@ -24,8 +24,8 @@ class Ring {
   static constexpr std::size_t kPiece = std::size_t{1} << 30;
   int register_buffers(std::byte* base, std::size_t bytes);
 
-  io_uring_sqe* next();              // a zeroed entry to fill, or null when the queue is full
-  unsigned unsubmitted() const;      // filled and not yet taken by the kernel
+  io_uring_sqe* next();                      // a zeroed entry to fill, or null when the queue is full
+  unsigned unsubmitted() const;              // filled and not yet taken by the kernel
   bool take_back(std::uint64_t* user_data);  // undoes the newest of those
   // Hands over what was filled and waits for `min_complete` completions, no longer than `timeout`. 0 or -errno;
   // running out of time is 0.

@@ -95,8 +95,7 @@ class ThreadEngine final : public FileEngine {
     std::unique_lock lock(shared_->mutex);
     shared_->stopping = true;
     shared_->work.notify_all();
-    const bool ended =
-        shared_->progress.wait_for(lock, kCloseLimit, [this] { return shared_->running_threads == 0; });
+    const bool ended = shared_->progress.wait_for(lock, kCloseLimit, [this] { return shared_->running_threads == 0; });
     lock.unlock();
     for (std::thread& thread : threads_) ended ? thread.join() : thread.detach();
   }

@@ -91,7 +91,8 @@ class UringEngine final : public FileEngine {
 
   void wake() override {
     const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = ::write(wake_fd_, &one, sizeof(one));  // cannot fail but by overflow: set then
+    [[maybe_unused]] const auto written =
+        ::write(wake_fd_, &one, sizeof(one));  // cannot fail but by overflow: set then
   }
 
   const char* name() const override { return bytes_ > 0 ? "io_uring" : "io_uring, unregistered buffers"; }

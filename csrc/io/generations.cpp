@@ -1,0 +1,170 @@
+#include "io/generations.hpp"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <system_error>
+#include <vector>
+
+namespace kvtier::disk {
+namespace {
+
+constexpr std::uint64_t kJournalKey = ~std::uint64_t{0} - 1;
+
+Generations::Space to_space(const std::uint8_t* bytes) {
+  Generations::Space space;
+  std::copy_n(bytes, space.size(), space.begin());
+  return space;
+}
+
+bool is_zero(const JournalEntry& entry) {
+  static constexpr JournalEntry kZero{};
+  return std::memcmp(&entry, &kZero, sizeof(entry)) == 0;
+}
+
+}  // namespace
+
+JournalEntry Generations::entry(JournalKind kind, std::uint64_t generation, const std::uint8_t* space,
+                                std::uint64_t sequence) const {
+  JournalEntry made{0, sequence, kind, generation, {}};
+  if (space) std::copy_n(space, sizeof(made.space), made.space);
+  made.checksum = checksum(&made.sequence, sizeof(made) - 8, id_, kJournalKey);
+  return made;
+}
+
+bool Generations::right(const JournalEntry& entry) const {
+  return entry.checksum == checksum(&entry.sequence, sizeof(entry) - 8, id_, kJournalKey) &&
+         (entry.kind == JournalKind::kSpace || entry.kind == JournalKind::kMinimum) &&
+         entry.generation <= kMaxGeneration;
+}
+
+void Generations::apply(const JournalEntry& entry) {
+  std::lock_guard lock(mutex_);
+  if (entry.kind == JournalKind::kSpace) {
+    std::uint64_t& generation = spaces_[to_space(entry.space)];
+    generation = std::max(generation, entry.generation);
+  } else {
+    minimum_ = std::max(minimum_, entry.generation);
+    std::erase_if(spaces_, [this](const auto& item) { return item.second <= minimum_; });
+  }
+}
+
+void Generations::create() { rewrite(); }
+
+std::string Generations::load() {
+  file_ = files::open_existing(path(), O_RDWR);
+  if (!file_.valid()) return "it is missing";
+  if (files::size(file_.get()) != bytes()) {
+    return "it has " + std::to_string(files::size(file_.get())) + " bytes, not " + std::to_string(bytes());
+  }
+  allocated_ = files::allocated(file_.get());
+  std::vector<JournalEntry> entries(kJournalEntries);
+  const std::int64_t got = files::read_all(file_.get(), entries.data(), bytes(), 0);
+  if (got != static_cast<std::int64_t>(bytes())) return "it cannot be read";
+
+  std::string wrong;
+  bool ended = false;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const JournalEntry& entry = entries[i];
+    if (is_zero(entry)) {
+      ended = true;
+      continue;
+    }
+    const bool follows = !ended && (i == 0 || entry.sequence == sequence_ + 1);
+    if (!right(entry)) {
+      wrong = "entry " + std::to_string(i) + " is damaged";
+      ended = true;
+      continue;
+    }
+    if (!follows && wrong.empty()) wrong = "entry " + std::to_string(i) + " is out of order";
+    apply(entry);
+    sequence_ = std::max(sequence_.load(), entry.sequence);
+    used_ = i + 1;
+  }
+  return wrong;
+}
+
+void Generations::restart(std::uint64_t highest, std::uint64_t sequence_seen) {
+  {
+    std::lock_guard lock(mutex_);
+    minimum_ = std::max(minimum_, highest) + 1;
+    for (const auto& [space, generation] : spaces_) minimum_ = std::max(minimum_, generation + 1);
+    spaces_.clear();
+  }
+  sequence_ = std::max(sequence_.load(), sequence_seen);
+  rewrite();
+}
+
+std::uint64_t Generations::of(const std::uint8_t* space) const {
+  std::lock_guard lock(mutex_);
+  if (spaces_.empty()) return minimum_;
+  const auto found = spaces_.find(to_space(space));
+  return found == spaces_.end() ? minimum_ : std::max(minimum_, found->second);
+}
+
+std::uint64_t Generations::highest() const {
+  std::lock_guard lock(mutex_);
+  std::uint64_t highest = minimum_;
+  for (const auto& [space, generation] : spaces_) highest = std::max(highest, generation);
+  return highest;
+}
+
+std::uint64_t Generations::advance(const std::uint8_t* space) {
+  std::lock_guard one_at_a_time(writing_);
+  const std::uint64_t generation = (space ? of(space) : highest()) + 1;
+  const JournalEntry made =
+      entry(space ? JournalKind::kSpace : JournalKind::kMinimum, generation, space, sequence_ + 1);
+  try {
+    append(made);
+  } catch (const std::system_error&) {
+    apply(made);
+    used_ = kJournalEntries;  // the next one rewrites the journal, and with it what this one could not
+    throw;
+  }
+  apply(made);  // only now: a record that names the new generation must not be older than the journal's entry
+  return space ? of(space) : generation;
+}
+
+void Generations::append(const JournalEntry& made) {
+  if (used_ == kJournalEntries || !file_.valid()) {
+    apply(made);
+    rewrite();
+    return;
+  }
+  files::check(files::write_all(file_.get(), &made, sizeof(made), used_ * sizeof(made)), "cannot write " + path());
+  files::check(files::sync_data(file_.get()), "cannot make " + path() + " durable");
+  sequence_ = made.sequence;
+  ++used_;
+}
+
+// A new journal with one entry per namespace takes the old one's place in one step.
+void Generations::rewrite() {
+  std::vector<JournalEntry> entries(kJournalEntries);
+  std::size_t used = 0;
+  std::uint64_t sequence = sequence_;
+  {
+    std::lock_guard lock(mutex_);
+    if (spaces_.size() > kMaxSpaces) {
+      for (const auto& [space, generation] : spaces_) minimum_ = std::max(minimum_, generation);
+      ++minimum_;
+      spaces_.clear();
+    }
+    entries[used++] = entry(JournalKind::kMinimum, minimum_, nullptr, ++sequence);
+    for (const auto& [space, generation] : spaces_) {
+      entries[used++] = entry(JournalKind::kSpace, generation, space.data(), ++sequence);
+    }
+  }
+  const std::string fresh = path() + ".new";
+  files::Fd file = files::open(fresh, O_RDWR | O_CREAT | O_TRUNC);
+  files::check(files::preallocate(file.get(), bytes()), "cannot reserve space for " + fresh);
+  files::check(files::write_all(file.get(), entries.data(), bytes(), 0), "cannot write " + fresh);
+  files::check(files::sync_data(file.get()), "cannot make " + fresh + " durable");
+  files::check(files::rename_over(fresh, path()), "cannot put " + fresh + " in place");
+  file_ = std::move(file);
+  allocated_ = files::allocated(file_.get());
+  used_ = used;
+  sequence_ = sequence;
+  files::check(files::sync_directory(dir_), "cannot make " + path() + " durable");
+}
+
+}  // namespace kvtier::disk

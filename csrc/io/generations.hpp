@@ -1,0 +1,75 @@
+// Which generation of each namespace is the valid one: an append journal of fixed size, preallocated so that an
+// invalidation never needs space. generation(space) = max(global minimum, the namespace's last entry), and it only ever
+// rises. A journal that is damaged in any way cannot say what was invalidated; then everything was (see load()).
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "io/disk_format.hpp"
+#include "io/files.hpp"
+
+namespace kvtier::disk {
+
+class Generations {
+ public:
+  using Space = std::array<std::uint8_t, 32>;
+
+  // Distinct namespaces that are remembered singly. When the journal is full and names more, the minimum is raised
+  // instead, which invalidates every namespace.
+  static constexpr std::size_t kMaxSpaces = kJournalEntries / 2;
+
+  Generations(std::string dir, const StoreId& id) : dir_(std::move(dir)), id_(id) {}
+
+  static std::uint64_t bytes() { return std::uint64_t{kJournalEntries} * sizeof(JournalEntry); }
+
+  std::uint64_t allocated() const { return allocated_; }  // bytes on disk
+
+  void create();
+  // Empty, or what is wrong with the journal; restart() must follow then. Entries that are right count in any case.
+  std::string load();
+  // Writes a journal anew in which every generation up to `highest` is invalid.
+  void restart(std::uint64_t highest, std::uint64_t sequence_seen);
+
+  std::uint64_t of(const std::uint8_t* space) const;
+  std::uint64_t highest() const;
+  std::uint64_t sequence() const { return sequence_.load(); }
+
+  // The new generation of `space` (null: of every namespace), durable on return. Throws std::system_error when it
+  // could not be made durable; it is in force in this process even then.
+  std::uint64_t advance(const std::uint8_t* space);
+
+ private:
+  struct Hash {
+    std::size_t operator()(const Space& space) const {
+      std::size_t value;
+      std::memcpy(&value, space.data(), sizeof(value));  // a fingerprint is a hash already
+      return value;
+    }
+  };
+
+  JournalEntry entry(JournalKind kind, std::uint64_t generation, const std::uint8_t* space,
+                     std::uint64_t sequence) const;
+  bool right(const JournalEntry& entry) const;
+  void apply(const JournalEntry& entry);
+  void append(const JournalEntry& entry);
+  void rewrite();
+  std::string path() const { return dir_ + "/generations"; }
+
+  const std::string dir_;
+  const StoreId id_;
+  files::Fd file_;
+  std::mutex writing_;  // one advance() at a time; held while the device syncs
+  std::size_t used_ = 0;
+  std::atomic<std::uint64_t> allocated_{0};
+  std::atomic<std::uint64_t> sequence_{0};
+  mutable std::mutex mutex_;  // of what follows; never held during I/O
+  std::uint64_t minimum_ = 0;
+  std::unordered_map<Space, std::uint64_t, Hash> spaces_;
+};
+
+}  // namespace kvtier::disk
