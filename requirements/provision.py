@@ -40,7 +40,7 @@ def check_machine():
 
 
 def install(python, *arguments):
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
+    command = [str(python), "-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check", *arguments]
     if subprocess.run(command, check=False).returncode:
         fail("pip could not install the pinned packages (its message is above); nothing is marked as done, try again")
 
