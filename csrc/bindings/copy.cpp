@@ -62,6 +62,7 @@ void bind_copy(nb::module_& m) {
           nb::arg("segments"), nb::arg("slots"), "segments: (address, stride per slot, length), all in bytes.")
       .def_prop_ro("slots", &DevicePool::slots)
       .def_prop_ro("payload_bytes", &DevicePool::payload_bytes)
+      .def_prop_ro("segment_count", [](const DevicePool& self) { return self.segments().size(); })
       .def(
           "gather",
           [](const DevicePool& self, Slot slot, WritableBytes page, std::uint64_t lo, std::uint64_t hi) {
@@ -201,7 +202,8 @@ void bind_copy(nb::module_& m) {
                           static_cast<int>(array.dtype().code), static_cast<int>(array.dtype().bits),
                           static_cast<int>(array.dtype().lanes));
       },
-      nb::arg("array"), "(address, shape, strides in elements, DLPack type code, bits, lanes) of a CPU array.");
+      nb::arg("array"), nb::sig("def dlpack_layout(array: object) -> tuple[int, list[int], list[int], int, int, int]"),
+      "(address, shape, strides in elements, DLPack type code, bits, lanes) of a CPU array.");
 }
 
 }  // namespace kvtier

@@ -1,0 +1,79 @@
+"""The device tier: an engine's own KV arrays, seen as pages."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtier import _core
+from kvtier.geometry import KVGeometry
+
+
+class DevicePool:
+    """The blocks of an engine's KV arrays, adopted without a copy; slot n is block n of every array.
+
+    The arrays are kept alive for as long as the pool lives; their bytes are opaque. On a machine without a GPU they lie
+    in host memory and the same code runs. `slots` pages of `payload_bytes` each; `page_bytes` is what one takes below.
+
+    Raises ValueError naming the array, its shape and what would be accepted when `tensors` are not as `geometry` says.
+    """
+
+    def __init__(self, geometry: KVGeometry, tensors: Mapping[str, Any] | Sequence[Any]) -> None:
+        adopted = geometry.adopt(tensors)
+        self.geometry = geometry
+        self.tensors = tensors
+        self._alive = list(tensors.values()) if isinstance(tensors, Mapping) else list(tensors)
+        self.native = _core.DevicePool(adopted.segments, adopted.slots)
+        self.slots: int = adopted.slots
+        self.payload_bytes: int = geometry.payload_bytes
+        self.page_bytes: int = geometry.page_bytes
+        self.bytes: int = self.slots * self.payload_bytes
+        if self.native.payload_bytes != self.payload_bytes:
+            raise ValueError(f"device pool: pages of {self.native.payload_bytes} bytes; expected {self.payload_bytes}")
+
+    @classmethod
+    def allocate(cls, geometry: KVGeometry, slots: int) -> Self:
+        """A pool over zeroed NumPy arrays of its own, for tests, benchmarks and machines without an engine."""
+        if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
+            raise ValueError(f"device pool: slots is {slots!r}; expected a whole number above zero")
+        return cls(geometry, geometry.allocate(slots))
+
+    @property
+    def segments(self) -> int:
+        """In how many contiguous pieces a page lies on the device."""
+        return int(self.native.segment_count)
+
+    def read_page(self, slot: int) -> npt.NDArray[np.uint8]:
+        """A copy of the slot's bytes in page order, without padding: uint8[payload_bytes]."""
+        page = np.empty(self.payload_bytes, np.uint8)
+        self.native.gather(self._checked(slot), page)
+        return page
+
+    def write_page(self, slot: int, page: npt.ArrayLike) -> None:
+        """Overwrite the slot with uint8[payload_bytes] in page order; padding behind it is ignored."""
+        data = np.ascontiguousarray(page, np.uint8)
+        if data.ndim != 1 or data.size not in (self.payload_bytes, self.page_bytes):
+            raise ValueError(
+                f"device page of shape {list(data.shape)}; "
+                f"expected [{self.payload_bytes}], or [{self.page_bytes}] with padding"
+            )
+        self.native.scatter(self._checked(slot), data)
+
+    def fill(self, slots: npt.ArrayLike, byte: int) -> None:
+        """Set every byte of the slots."""
+        page = np.full(self.payload_bytes, byte, np.uint8)
+        for slot in np.atleast_1d(np.asarray(slots)):
+            self.native.scatter(self._checked(int(slot)), page)
+
+    def describe(self) -> str:
+        """One line for people."""
+        return (
+            f"device: {self.slots} pages of {self.payload_bytes} bytes in {self.segments} segments each, "
+            f"{self.geometry.layout_tag}, in host memory"
+        )
+
+    def _checked(self, slot: int) -> int:
+        if not 0 <= slot < self.slots:
+            raise ValueError(f"device slot {slot}; expected 0 to {self.slots - 1}")
+        return int(slot)

@@ -1,0 +1,55 @@
+"""The host tier's memory."""
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtier import _core
+from kvtier.geometry import KVGeometry
+
+
+class HostArena:
+    """Host memory for `slots` pages in one resident mapping, on huge pages where the machine gives them.
+
+    All of it is taken at construction, which blocks for about a second per 2 GiB and releases the GIL. Raises
+    MemoryError naming the size when the machine cannot give it, ValueError for sizes that make no sense.
+
+    `slots` pages of `payload_bytes` each, padded to `page_bytes` (a multiple of 4096); `bytes` is all pages together.
+    """
+
+    def __init__(self, slots: int, payload: KVGeometry | int) -> None:
+        payload_bytes = payload.payload_bytes if isinstance(payload, KVGeometry) else payload
+        for name, value, most in (("slots", slots, 2**32 - 2), ("payload_bytes", payload_bytes, 2**31)):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise ValueError(f"host arena: {name} is {value!r}; expected 1 to {most}")
+        self.native = _core.HostArena(slots, payload_bytes)
+        self.slots: int = self.native.slots
+        self.payload_bytes: int = self.native.payload_bytes
+        self.page_bytes: int = self.native.page_bytes
+        self.bytes: int = self.native.bytes
+        self.huge_pages: bool = self.native.huge_pages  # whether the kernel really backed it with huge pages
+
+    def page(self, slot: int) -> npt.NDArray[np.uint8]:
+        """The page in `slot`, padding included: a writable view that keeps the arena alive."""
+        return self.native.page(_checked(slot, self.slots))
+
+    def checksum(self, slot: int) -> int:
+        """The checksum that travels with the page in `slot`; 0 while there is none."""
+        return self.native.checksum(_checked(slot, self.slots))
+
+    def set_checksum(self, slot: int, value: int) -> None:
+        """Replace it; 0 says that there is none."""
+        self.native.set_checksum(_checked(slot, self.slots), value)
+
+    def describe(self) -> str:
+        """One line for people: size, pages, and whether they are huge."""
+        share = self.native.huge_bytes / self.native.mapped_bytes
+        return (
+            f"host: {self.slots} pages of {self.page_bytes} bytes ({self.bytes / 2**30:.2f} GiB), "
+            f"{share:.0%} on huge pages, copied by {_core.copy_kernels()} kernels"
+        )
+
+
+def _checked(slot: int, slots: int) -> int:
+    if not 0 <= slot < slots:
+        raise ValueError(f"host slot {slot}; expected 0 to {slots - 1}")
+    return int(slot)
