@@ -116,7 +116,10 @@ def _flatten(tensors: Mapping[str, Any] | Sequence[Any]) -> Iterator[tuple[str, 
 def _read(name: str, tensor: Any) -> _Array:
     shape = list(getattr(tensor, "shape", ()))
     if hasattr(tensor, "__dlpack_device__"):
-        device = int(tensor.__dlpack_device__()[0])
+        try:
+            device = int(tensor.__dlpack_device__()[0])
+        except (ValueError, TypeError, BufferError, RuntimeError) as error:  # e.g. torch's meta tensors
+            raise ValueError(f"{name} of shape {shape}: {error}; expected an array in host memory") from None
         on_cpu, where = device == _DLPACK_CPU, f"DLPack device type {device}"
     else:
         on_cpu, where = not hasattr(tensor, "__cuda_array_interface__"), "a CUDA device"
@@ -158,11 +161,8 @@ def _from_dlpack(name: str, tensor: Any, shape: list[int]) -> _Array:
     try:
         base, sizes, strides, code, bits, lanes = _core.dlpack_layout(tensor)
     except (TypeError, BufferError, RuntimeError) as error:
-        hint = "; detach() it first" if getattr(tensor, "requires_grad", False) else ""
         reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"{name} of shape {shape}: cannot be shared as a writable CPU array{hint} ({reason})"
-        ) from None
+        raise ValueError(f"{name} of shape {shape}: cannot be shared as a writable CPU array ({reason})") from None
     dtype = _DLPACK_TYPES.get((code, bits)) or (None if code in (0, 1) else f"DLPack type {code} of {bits} bits")
     item_bytes = bits * lanes // 8
     return _Array(name, base, tuple(sizes), tuple(s * item_bytes for s in strides), dtype, item_bytes)
