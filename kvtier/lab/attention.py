@@ -1,10 +1,11 @@
 """Attention over paged K/V: an attention function for transformers models that reads and writes a pool of blocks.
 
-transformers lets an attention function be registered by name (``AttentionInterface``) and hands every unknown keyword of
-``model(...)`` down to it, so that all a step needs travels in one :class:`PagedStep` and there is no global state. Its own
-continuous batching (``ContinuousBatchingManager``, ``PagedAttentionCache``) packs the sequences of a step into one ragged
-row with one common mask; there the shape, and with it the rounding, of a matrix product depends on who else is in the
-batch. Here a row's result depends on its own sequence only, which is what lets a cache prove that a hit changes nothing.
+transformers lets an attention function be registered by name (``AttentionInterface``) and hands every unknown keyword
+of ``model(...)`` down to it, so that all a step needs travels in one :class:`PagedStep` and there is no global state.
+Its own continuous batching (``ContinuousBatchingManager``, ``PagedAttentionCache``) packs the sequences of a step
+into one ragged row with one common mask; there the shape, and with it the rounding, of a matrix product depends on
+who else is in the batch. Here a row's result depends on its own sequence only, which is what lets a cache prove that
+a hit changes nothing.
 
 The pool's layout is one tensor for each layer, [blocks, 2, kv_heads, block_size, head_dim]: K then V.
 """
@@ -46,8 +47,8 @@ class PagedStep:
     rows          |--- phantom ---|=== written ===|~~~ padding ~~~|
                   0               first           last            width of the batch
 
-    Phantom rows are those of a chunk whose K/V is in the cache already: they are computed again, because the shape of the
-    batch must not depend on where a hit ended, and never written.
+    Phantom rows are those of a chunk whose K/V is in the cache already: they are computed again, because the shape of
+    the batch must not depend on where a hit ended, and never written.
     """
 
     pool: KVPool
@@ -73,7 +74,8 @@ class KVPool:
         for tensor in tensors:
             if tuple(tensor.shape) != shape or tensor.dtype != tensors[0].dtype or not tensor.is_contiguous():
                 raise ValueError(
-                    f"tensors: {tuple(tensor.shape)} {tensor.dtype}; expected contiguous tensors of {shape} {tensors[0].dtype}"
+                    f"tensors: {tuple(tensor.shape)} {tensor.dtype}; "
+                    f"expected contiguous tensors of {shape} {tensors[0].dtype}"
                 )
         self.tensors = tuple(tensors)
         self.blocks, _, self.kv_heads, self.block_size, self.head_dim = shape
@@ -131,7 +133,7 @@ class KVPool:
         return _Context(torch.from_numpy(pieces.reshape(-1)).to(self.device), length, width)
 
     def _reserve(self, context: _Context) -> None:
-        """One buffer for all layers and steps: a fresh one for each would be page faults, and would not stay in cache."""
+        """One buffer for all layers and steps: a fresh one each time would cost page faults and leave the cache."""
         needed = len(context.pieces) * self.block_size * self.head_dim
         if self._work.numel() < needed:
             self._work = torch.empty(needed, dtype=self.dtype, device=self.device)
@@ -172,7 +174,7 @@ def paged_attention(
     for name in ("softcap", "s_aux", "position_bias", "sliding_window"):
         if kwargs.get(name) is not None:
             raise ValueError(f"{name}: the model's attention uses it; only plain full attention is supported")
-    pool, layer = step.pool, int(module.layer_idx)  # type: ignore[arg-type]
+    pool, layer = step.pool, int(module.layer_idx)
     pool.write(layer, step, key[0], value[0])
     if step.mask is not None:
         keys, values = pool.read(layer, step.contexts[0])

@@ -1,12 +1,12 @@
 """A small continuous-batching engine over paged K/V that asks a CacheManager for every block it uses.
 
-One :meth:`LabEngine.step` computes one token for every running sequence, in a batch of fixed width, and then one chunk of
-the oldest unfinished prompt. Chunks lie on a fixed absolute grid and are padded to full width:
+One :meth:`LabEngine.step` computes one token for every running sequence, in a batch of fixed width, and then one
+chunk of the oldest unfinished prompt. Chunks lie on a fixed absolute grid and are padded to full width:
 
     positions     0          64         128        192
     chunks        |----------|----------|----------|-----
     a hit ends here                  ^ 112
-    next step computes       |ppppppppww|                   p: phantom (computed again, not written), w: computed, written
+    next step computes       |ppppppppww|                 p: phantom, computed again, not written; w: written
 
 so that every row of every product has the same place in the same shape whether its prefix was computed, or loaded from
 any tier, and the same bytes come out. Preemption takes the youngest sequence off the device; loads are waited for by
@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from kvtier.lab.request import OnToken, Phase, Request, Result
 if TYPE_CHECKING:
     from kvtier.lab.attention import KVPool
     from kvtier.lab.model import LabModel
-    from kvtier.manager import CacheManager
 
 __all__ = ["LabEngine"]
 
@@ -48,7 +47,7 @@ class LabEngine:
     def __init__(
         self,
         model: LabModel,
-        manager: CacheManager,
+        manager: Any,  # CacheManager
         pool: KVPool,
         *,
         chunk_tokens: int = 64,
@@ -85,24 +84,30 @@ class LabEngine:
         salt: str | None = None,
         on_token: OnToken | None = None,
     ) -> None:
-        """Submit a request; its time to first token runs from here. Greedy, until an end token or ``max_new_tokens``.
+        """Submit a request; its time to first token runs from here. Greedy, to an end token or ``max_new_tokens``.
 
-        ValueError: an id in use, no tokens, ids outside the vocabulary, more than the model's context or the pool holds,
-        or a full queue.
+        ValueError: an id in use, no tokens, ids outside the vocabulary, more than the model's context or the pool
+        holds, or a full queue.
         """
         submitted = self.clock()
         ids = [int(token) for token in tokens]
         if request_id in self._requests:
             raise ValueError(f"request_id: {request_id!r} is in use; accepted: an id of no living request")
         if not ids or max_new_tokens < 1:
-            raise ValueError(f"request {request_id!r}: {len(ids)} tokens, {max_new_tokens} to generate; accepted: 1 or more")
+            raise ValueError(
+                f"request {request_id!r}: {len(ids)} tokens, {max_new_tokens} to generate; accepted: 1 or more"
+            )
         if min(ids) < 0 or max(ids) >= self.model.vocab_size:
             raise ValueError(f"tokens: {min(ids)} to {max(ids)}; accepted: 0 to {self.model.vocab_size - 1}")
         total, room = len(ids) + max_new_tokens, self.pool.blocks * self.pool.block_size
         if total > self.model.context_limit:
-            raise ValueError(f"context: {total} tokens with the output; {self.model.name} allows {self.model.context_limit}")
+            raise ValueError(
+                f"context: {total} tokens with the output; {self.model.name} allows {self.model.context_limit}"
+            )
         if total - 1 > room:  # the last token's K/V is never computed
-            raise ValueError(f"device pool: {total} tokens with the output; it holds {room}: enlarge it or ask for less")
+            raise ValueError(
+                f"device pool: {total} tokens with the output; it holds {room}: enlarge it or ask for less"
+            )
         if len(self._waiting) >= self.max_waiting:
             raise ValueError(f"max_waiting: {len(self._waiting)} requests wait already; accepted: {self.max_waiting}")
         stop = frozenset() if ignore_eos else self.model.eos_tokens
@@ -345,4 +350,3 @@ def _first_tokens(by_tier: dict[str, int], kept: int) -> dict[str, int]:
     for tier, count in by_tier.items():
         result[tier] = min(count, kept - sum(result.values()))
     return result
-

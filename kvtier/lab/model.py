@@ -1,4 +1,4 @@
-"""Language models for the lab: any decoder-only transformers model whose attention is plain and full, real or random."""
+"""Language models for the lab: decoder-only transformers models with plain full attention, real or random."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 from kvtier.lab.attention import ATTENTION_NAME, KVPool, PagedStep, register, step_kwargs
 
 if TYPE_CHECKING:
-    from kvtier.geometry import KVGeometry
     from kvtier.namespace import Namespace
 
 __all__ = ["LabModel", "load_model", "random_config"]
@@ -89,15 +88,6 @@ class LabModel:
         unit = torch.backends.cpu.get_cpu_capability() if kind == "cpu" else torch.cuda.get_device_name(self.device)
         return f"{ATTENTION_NAME}/torch-{torch.__version__}/{kind}/{unit}"
 
-    def geometry(self, block_size: int) -> KVGeometry:
-        """What a page of this model's K/V is made of, in the layout of :meth:`new_pool`."""
-        from kvtier.geometry import KVGeometry
-
-        return KVGeometry.lab(
-            layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim, dtype=_dtype_name(self.dtype),
-            block_size=block_size,
-        )  # fmt: skip
-
     def namespace(self, block_size: int, salt: str | None = None) -> Namespace:
         """All that a page depends on beside its tokens."""
         from kvtier.namespace import Namespace
@@ -105,7 +95,8 @@ class LabModel:
         rope = getattr(self.config, "rope_parameters", None) or {}
         return Namespace(
             model=self.name, revision=self.revision, dtype=_dtype_name(self.dtype), layout=LAYOUT, salt=salt,
-            rope={**rope, "max_position_embeddings": self.context_limit}, attention=self.attention, block_size=block_size,
+            rope={**rope, "max_position_embeddings": self.context_limit}, attention=self.attention,
+            block_size=block_size,
         )  # fmt: skip
 
     def new_pool(self, blocks: int, block_size: int) -> KVPool:
@@ -115,7 +106,7 @@ class LabModel:
         shape = (blocks, 2, self.kv_heads, block_size, self.head_dim)
         return KVPool([torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(self.layers)])
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, step: PagedStep, logits: int | None
     ) -> torch.Tensor | None:
@@ -174,7 +165,9 @@ def load_model(
     return _finish(name, network.to(device).eval(), _tokenizer(target), commit, random_weights=False)
 
 
-def _random(name: str, config: Any, dtype: torch.dtype | str, device: str, seed: int, tokenizer: Any = None) -> LabModel:
+def _random(
+    name: str, config: Any, dtype: torch.dtype | str, device: str, seed: int, tokenizer: Any = None
+) -> LabModel:
     from transformers import AutoModelForCausalLM
 
     _check_supported(config)
@@ -187,7 +180,9 @@ def _random(name: str, config: Any, dtype: torch.dtype | str, device: str, seed:
 
 def _finish(name: str, network: Any, tokenizer: Any, commit: str | None, *, random_weights: bool) -> LabModel:
     if "logits_to_keep" not in inspect.signature(network.forward).parameters:
-        raise ValueError(f"model: {type(network).__name__} cannot compute the logits of chosen rows; it is not supported")
+        raise ValueError(
+            f"model: {type(network).__name__} cannot compute the logits of chosen rows; it is not supported"
+        )
     revision = commit or f"sha256:{_weights_digest(network)}"
     return LabModel(name, revision, network, tokenizer, network.dtype, random_weights)
 
@@ -210,7 +205,7 @@ def _tokenizer(target: str) -> Any | None:
 
 
 def _check_supported(config: Any) -> None:
-    """Refuse what the paged attention would compute wrongly: another kind of cache, or positions that depend on length."""
+    """Refuse what paged attention would compute wrongly: another kind of cache, K that depends on the length."""
     text = config.get_text_config(decoder=True)
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"]) - {"full_attention"}
     if kinds:
@@ -225,7 +220,9 @@ def _check_supported(config: Any) -> None:
     rope = getattr(text, "rope_parameters", None) or {}
     kind = rope.get("rope_type", "default")
     if kind in ("dynamic", "longrope"):
-        raise ValueError(f"model: rope_type {kind!r} makes K depend on the sequence's length; a prefix cannot be shared")
+        raise ValueError(
+            f"model: rope_type {kind!r} makes K depend on the sequence's length; a prefix cannot be shared"
+        )
 
 
 def _resolve_dtype(dtype: str | torch.dtype) -> torch.dtype | str:

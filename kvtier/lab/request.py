@@ -12,11 +12,11 @@ import numpy.typing as npt
 __all__ = ["OnToken", "Phase", "Request", "Result"]
 
 OnToken = Callable[[str, int, float], None]
-"""Called with request id, token and time (seconds on the engine's clock), in order, once the step's bookkeeping is done."""
+"""Called with request id, token and time (seconds on the engine's clock), in order, at the end of the step."""
 
 
 class Phase(enum.Enum):
-    """WAITING → (LOADING →) PREFILL → DECODE → FINISHED; back to WAITING when preempted; FINISHED from anywhere by abort."""
+    """WAITING → LOADING → PREFILL → DECODE → FINISHED; WAITING again when preempted; FINISHED at once by abort."""
 
     WAITING = "waiting"
     LOADING = "loading"

