@@ -7,18 +7,17 @@ import inspect
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from kvtier.geometry import KVGeometry
 from kvtier.lab.attention import ATTENTION_NAME, KVPool, PagedStep, register, step_kwargs
-
-if TYPE_CHECKING:
-    from kvtier.namespace import Namespace
+from kvtier.namespace import Namespace
 
 __all__ = ["LabModel", "load_model", "random_config"]
 
-LAYOUT = "lab.1:LN2HBD"  # one tensor per layer: block, K or V, K/V head, token in block, head_dim
+LAYOUT = "stacked.b2hnd"  # one tensor per layer: block, K or V, K/V head, token in block, head_dim
 
 
 def random_config(**changes: Any) -> Any:
@@ -88,13 +87,23 @@ class LabModel:
         unit = torch.backends.cpu.get_cpu_capability() if kind == "cpu" else torch.cuda.get_device_name(self.device)
         return f"{ATTENTION_NAME}/torch-{torch.__version__}/{kind}/{unit}"
 
+    def geometry(self, block_size: int) -> KVGeometry:
+        """What a page of this model's K/V is made of, in the layout of :meth:`new_pool`."""
+        return KVGeometry(
+            layers=self.layers,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            dtype=_dtype_name(self.dtype),
+            block_size=block_size,
+            layout=LAYOUT,
+        )
+
     def namespace(self, block_size: int, salt: str | None = None) -> Namespace:
         """All that a page depends on beside its tokens."""
-        from kvtier.namespace import Namespace
-
         rope = getattr(self.config, "rope_parameters", None) or {}
         return Namespace(
-            model=self.name, revision=self.revision, dtype=_dtype_name(self.dtype), layout=LAYOUT, salt=salt,
+            model=self.name, revision=self.revision, dtype=_dtype_name(self.dtype), salt=salt,
+            layout=self.geometry(block_size).layout_tag,
             rope={**rope, "max_position_embeddings": self.context_limit}, attention=self.attention,
             block_size=block_size,
         )  # fmt: skip

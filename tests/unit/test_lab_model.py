@@ -165,3 +165,25 @@ def test_real_weights_generate_as_they_do_plainly_and_from_a_hit(smollm2, length
     finally:
         smollm2.network.set_attn_implementation("kvtier_paged")
     assert cold.tokens == out[0, length:].tolist()
+
+
+def test_a_page_is_what_the_pools_tensors_hold():
+    from kvtier.tiers.device import DevicePool
+
+    model = load_model(dtype="float32")
+    pool = model.new_pool(5, 8)
+    device = DevicePool(model.geometry(8), pool.tensors)
+    assert device.slots == 5
+    assert device.bytes == pool.bytes
+    page = np.arange(device.payload_bytes, dtype=np.uint32).astype(np.uint8)
+    device.write_page(3, page)
+    assert np.array_equal(np.concatenate([t[3].view(torch.uint8).flatten().numpy() for t in pool.tensors]), page)
+    assert not any(t[[0, 1, 2, 4]].any() for t in pool.tensors)
+
+
+def test_the_namespace_tells_weights_dtype_and_block_size_apart():
+    models = [load_model(dtype="float32"), load_model(dtype="bfloat16"), load_model(dtype="float32", seed=1)]
+    prints = {m.namespace(b).fingerprint for m in models for b in (8, 16)}
+    assert len(prints) == 6
+    assert models[0].namespace(8) == load_model(dtype="float32").namespace(8)
+    assert models[0].namespace(8, salt="tenant") != models[0].namespace(8)
