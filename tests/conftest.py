@@ -13,7 +13,9 @@ settings.register_profile(
 )
 settings.load_profile("kvtier")
 
-for _name in [name for name in os.environ if name.startswith("KVTIER_") and name != "KVTIER_SEED"]:
+for _name in [
+    name for name in os.environ if name.startswith("KVTIER_") and name not in ("KVTIER_SEED", "KVTIER_TRACES")
+]:
     del os.environ[_name]
 
 

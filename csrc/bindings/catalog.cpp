@@ -1,7 +1,229 @@
+#include "catalog/catalog.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+#include <tuple>
+
 #include "bindings/bindings.hpp"
+#include "catalog/sha256.hpp"
+
+namespace nb = nanobind;
 
 namespace kvtier {
+namespace {
 
-void bind_catalog(nanobind::module_&) {}
+template <class T>
+using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes2d = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+template <class T>
+using Out2d = nb::ndarray<nb::numpy, T, nb::ndim<2>>;
+
+template <class T>
+std::span<const T> view(const In<T>& array) {
+  return {array.data(), array.size()};
+}
+
+template <class T>
+Out<T> give(std::vector<T>&& values) {
+  auto* owner = new std::vector<T>(std::move(values));
+  nb::capsule free(owner, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return Out<T>(owner->data(), {owner->size()}, free);
+}
+
+template <class T>
+Out2d<T> give(std::vector<T>&& values, std::size_t rows, std::size_t columns) {
+  auto* owner = new std::vector<T>(std::move(values));
+  nb::capsule free(owner, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return Out2d<T>(owner->data(), {rows, columns}, free);
+}
+
+Out<bool> give_flags(const std::vector<bool>& values) {
+  auto* owner = new bool[values.size() + 1];
+  std::copy(values.begin(), values.end(), owner);
+  nb::capsule free(owner, [](void* p) noexcept { delete[] static_cast<bool*>(p); });
+  return Out<bool>(owner, {values.size()}, free);
+}
+
+Digest digest_of(const nb::bytes& space) {
+  if (space.size() != kDigestBytes)
+    throw std::invalid_argument("space: " + std::to_string(space.size()) + " bytes given; a fingerprint has 32");
+  Digest digest;
+  std::memcpy(digest.data(), space.c_str(), digest.size());
+  return digest;
+}
+
+std::vector<TierSpec> tier_specs(const std::vector<std::tuple<int, std::uint32_t, std::string>>& tiers) {
+  std::vector<TierSpec> specs;
+  for (const auto& [tier, slots, policy] : tiers) specs.push_back({static_cast<Tier>(tier), slots, policy});
+  return specs;
+}
+
+nb::bytes sha256(const nb::bytes& data, bool portable) {
+  std::uint8_t digest[kDigestBytes];
+  Sha256 hash = portable ? Sha256::portable() : Sha256();
+  hash.add(data.c_str(), data.size()).finish(digest);
+  return nb::bytes(reinterpret_cast<const char*>(digest), sizeof digest);
+}
+
+nb::typed<nb::dict, nb::str, int> stats_dict(const Catalog& catalog) {
+  const CatalogStats stats = catalog.stats();
+  nb::typed<nb::dict, nb::str, int> out;
+  out["matches"] = stats.matches;
+  out["blocks_asked"] = stats.blocks_asked;
+  out["blocks_hit"] = stats.blocks_hit;
+  out["settled_late"] = stats.settled_late;
+  out["pages_lost"] = stats.pages_lost;
+  out["nodes_pruned"] = stats.nodes_pruned;
+  out["nodes"] = stats.nodes;
+  out["max_nodes"] = stats.max_nodes;
+  out["roots"] = stats.roots;
+  out["leases"] = stats.leases;
+  out["transfers"] = stats.transfers;
+  return out;
+}
+
+void bind_request(nb::class_<Catalog>& c) {
+  c.def(
+      "match",
+      [](Catalog& self, const std::vector<NodeId>& roots, In<std::uint8_t> labels, std::uint32_t start,
+         RequestId request, std::uint64_t limit) {
+        Match match = self.match(roots, view(labels), start, request, limit);
+        return std::make_tuple(match.hit, give(std::move(match.nodes)), give(std::move(match.tiers)),
+                               give(std::move(match.slots)), give(std::move(match.filling)));
+      },
+      nb::arg("roots"), nb::arg("labels").noconvert(), nb::arg("start"), nb::arg("request"), nb::arg("limit"));
+  c.def(
+      "peek",
+      [](Catalog& self, const std::vector<NodeId>& roots, In<std::uint8_t> labels) {
+        return self.peek(roots, view(labels));
+      },
+      nb::arg("roots"), nb::arg("labels").noconvert());
+  c.def(
+      "insert",
+      [](Catalog& self, NodeId parent, In<std::uint8_t> labels, RequestId request) {
+        return give(self.insert(parent, view(labels), request));
+      },
+      nb::arg("parent"), nb::arg("labels").noconvert(), nb::arg("request"));
+  c.def(
+      "adopt",
+      [](Catalog& self, Tier tier, In<NodeId> nodes, In<Slot> slots, RequestId request) {
+        return give_flags(self.adopt(tier, view(nodes), view(slots), request));
+      },
+      nb::arg("tier"), nb::arg("nodes").noconvert(), nb::arg("slots").noconvert(), nb::arg("request"));
+  c.def(
+      "take",
+      [](Catalog& self, Tier tier, std::size_t n, RequestId request) { return give(self.take(tier, n, request)); },
+      nb::arg("tier"), nb::arg("n"), nb::arg("request"));
+  c.def(
+      "give_back",
+      [](Catalog& self, Tier tier, In<Slot> slots, RequestId request) { self.give_back(tier, view(slots), request); },
+      nb::arg("tier"), nb::arg("slots").noconvert(), nb::arg("request"));
+  c.def("narrow", &Catalog::narrow, nb::arg("request"), nb::arg("tier"));
+  c.def("release", &Catalog::release, nb::arg("request"));
+}
+
+void bind_exchange(nb::class_<Catalog>& c) {
+  c.def(
+      "reserve",
+      [](Catalog& self, const std::vector<Tier>& path, In<NodeId> nodes, RequestId request, bool backed_only) {
+        Reservation r = self.reserve(path, view(nodes), request, backed_only);
+        return std::make_tuple(r.ticket, r.count, give(std::move(r.slots), path.size(), r.count));
+      },
+      nb::arg("path"), nb::arg("nodes").noconvert(), nb::arg("request"), nb::arg("backed_only"));
+  c.def(
+      "settle",
+      [](Catalog& self, Ticket ticket, Bytes2d status) {
+        return self.settle(ticket, {status.data(), status.size()}, status.shape(0), status.shape(1));
+      },
+      nb::arg("ticket"), nb::arg("status").noconvert());
+  c.def("cancel", &Catalog::cancel, nb::arg("ticket"));
+}
+
+void bind_upkeep(nb::class_<Catalog>& c) {
+  c.def(
+      "invalidate",
+      [](Catalog& self, const std::optional<nb::bytes>& space, std::uint64_t generation) {
+        if (!space) return self.invalidate(nullptr, generation);
+        const Digest digest = digest_of(*space);
+        return self.invalidate(&digest, generation);
+      },
+      nb::arg("space").none(), nb::arg("generation"));
+  c.def(
+      "drop", [](Catalog& self, Tier tier, In<NodeId> nodes) { return self.drop(tier, view(nodes)); }, nb::arg("tier"),
+      nb::arg("nodes").noconvert());
+  c.def(
+      "cold", [](const Catalog& self, Tier tier, std::size_t n, Tier lower) { return give(self.cold(tier, n, lower)); },
+      nb::arg("tier"), nb::arg("n"), nb::arg("lower"));
+  c.def(
+      "identities",
+      [](Catalog& self, In<NodeId> nodes) {
+        const std::size_t bytes = identity_bytes(self.label_bytes());
+        std::vector<std::uint8_t> out(nodes.size() * bytes);
+        self.identities(view(nodes), out.data());
+        return give(std::move(out), nodes.size(), bytes);
+      },
+      nb::arg("nodes").noconvert());
+  c.def(
+      "restore",
+      [](Catalog& self, Tier tier, In<Slot> slots, Bytes2d identities) {
+        return give_flags(self.restore(tier, view(slots), identities.data(), identities.size()));
+      },
+      nb::arg("tier"), nb::arg("slots").noconvert(), nb::arg("identities").noconvert());
+  c.def(
+      "state",
+      [](const Catalog& self, In<NodeId> nodes) {
+        std::vector<Slot> slots(nodes.size() * kTiers);
+        std::vector<std::uint8_t> residency(nodes.size() * kTiers);
+        self.state(view(nodes), slots.data(), residency.data());
+        return std::make_tuple(give(std::move(slots), nodes.size(), kTiers),
+                               give(std::move(residency), nodes.size(), kTiers));
+      },
+      nb::arg("nodes").noconvert());
+  c.def("evictable", &Catalog::evictable, nb::arg("tier"));
+  c.def(
+      "usage",
+      [](const Catalog& self, Tier tier) {
+        const Usage u = self.usage(tier);
+        return std::make_tuple(u.capacity, u.free, u.filling, u.ready, u.draining, u.privates, u.pinned, u.evictions,
+                               u.dropped);
+      },
+      nb::arg("tier"));
+  c.def("stats", &stats_dict);
+  c.def("check", &Catalog::check, "Empty, or the first broken promise found.");
+  c.def_prop_ro("memory_bytes", &Catalog::memory_bytes);
+}
+
+}  // namespace
+
+void bind_catalog(nb::module_& m) {
+  nb::class_<Catalog> c(m, "Catalog", "See kvtier.catalog.Catalog, the typed face.");
+  c.def(
+      "__init__",
+      [](Catalog* self, const std::vector<std::tuple<int, std::uint32_t, std::string>>& tiers, std::size_t label_bytes,
+         NodeId max_nodes) { new (self) Catalog(tier_specs(tiers), label_bytes, max_nodes); },
+      nb::arg("tiers"), nb::arg("label_bytes"), nb::arg("max_nodes"));
+  c.def(
+      "root",
+      [](Catalog& self, const nb::bytes& space, std::uint32_t group, std::uint64_t generation) {
+        return self.root(digest_of(space), group, generation);
+      },
+      nb::arg("space"), nb::arg("group"), nb::arg("generation"));
+  bind_request(c);
+  bind_exchange(c);
+  bind_upkeep(c);
+  m.def("identity_bytes", &identity_bytes, nb::arg("label_bytes"), "Bytes of one page identity.");
+  m.def("sha256", &sha256, nb::arg("data"), nb::arg("portable") = false, "SHA-256, for tests against another one.");
+  m.def("sha256_accelerated", &Sha256::accelerated, "Whether SHA-256 runs on the processor's own instructions.");
+}
 
 }  // namespace kvtier

@@ -1,0 +1,327 @@
+// A request's side of the catalog: match, insert, take and adopt, narrow and release.
+#include "catalog/catalog.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace kvtier {
+namespace {
+
+constexpr std::size_t kPagesAhead = 16;
+const char* const kTierNames[kTiers] = {"device", "host", "disk", "remote"};
+
+[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
+
+std::vector<TierSpec> checked(const std::vector<TierSpec>& tiers) {
+  if (tiers.empty()) refuse("tiers: none given; the catalog needs at least one owned tier");
+  for (std::size_t i = 0; i < tiers.size(); ++i) {
+    if (static_cast<int>(tiers[i].tier) >= kTiers)
+      refuse("tiers: unknown tier " + std::to_string(static_cast<int>(tiers[i].tier)));
+    if (i > 0 && tiers[i].tier <= tiers[i - 1].tier) refuse("tiers: must be listed once each, fastest first");
+    if (tiers[i].slots == 0 || tiers[i].slots >= kRootBit)
+      refuse("slots: " + std::to_string(tiers[i].slots) + " is out of range; 1 to 2147483647 are accepted");
+  }
+  return tiers;
+}
+
+std::size_t checked_label(std::size_t bytes) {
+  if (bytes == 0 || bytes % 4 != 0 || bytes > (1u << 20))
+    refuse("block_size: labels of " + std::to_string(bytes) + " bytes are out of range; 4 to 1048576 are accepted");
+  return bytes;
+}
+
+NodeId checked_nodes(const std::vector<TierSpec>& tiers, NodeId max_nodes) {
+  std::size_t slots = 0;
+  for (const TierSpec& spec : tiers) slots += spec.slots;
+  if (max_nodes <= slots || max_nodes > (1u << 30))
+    refuse("max_nodes: " + std::to_string(max_nodes) + " is out of range; more than the " + std::to_string(slots) +
+           " slots of all tiers and at most 1073741824 are accepted");
+  return max_nodes;
+}
+
+}  // namespace
+
+Catalog::Catalog(const std::vector<TierSpec>& tiers, std::size_t label_bytes, NodeId max_nodes)
+    : trie_(checked_label(label_bytes), checked_nodes(checked(tiers), max_nodes)), pages_(trie_, tiers) {}
+
+int Catalog::owned(Tier tier) const {
+  const int number = static_cast<int>(tier);
+  const int t = number < kTiers ? pages_.index(tier) : -1;
+  if (t < 0)
+    refuse("tier: " + std::string(number < kTiers ? kTierNames[number] : "an unknown tier") +
+           " is not owned by this catalog");
+  return t;
+}
+
+void Catalog::require_alive(const char* what, Nodes nodes) const {
+  for (std::size_t i = 0; i < nodes.size(); ++i)
+    if (!trie_.alive(nodes[i]))
+      refuse(std::string(what) + "[" + std::to_string(i) + "]: " + std::to_string(nodes[i]) +
+             " is not a node of this catalog");
+}
+
+NodeId Catalog::the_root(Nodes roots) const {
+  if (roots.empty()) refuse("roots: none given; one root is needed");
+  if (roots.size() > 1) refuse("roots: groups other than one full-attention group are not supported yet");
+  trie_.root_of(roots[0]);
+  return roots[0];
+}
+
+std::size_t Catalog::count_labels(Labels labels) const {
+  if (labels.size() % trie_.label_bytes() != 0)
+    refuse("labels: " + std::to_string(labels.size()) + " bytes are not whole blocks of " +
+           std::to_string(trie_.label_bytes()) + " bytes; cut the trailing partial block");
+  return labels.size() / trie_.label_bytes();
+}
+
+NodeId Catalog::root(const Digest& space, std::uint32_t group, std::uint64_t generation) {
+  const NodeId id = trie_.root(space, group, std::max(generation, generation_));
+  // Whoever names a newer generation knows of an invalidation that the catalog has not heard of: nothing older may
+  // stay.
+  if (trie_.root_of(id).generation < generation) invalidate(&space, generation);
+  return id;
+}
+
+int Catalog::fastest(NodeId node) const {
+  const Page* pages = pages_.row(node);
+  for (int t = 0; t < pages_.tiers(); ++t)
+    if (pages[t].ready()) return t;
+  return -1;
+}
+
+std::size_t Catalog::walk(NodeId root, Labels labels, std::size_t limit) {
+  const std::size_t count = std::min(count_labels(labels), limit);
+  if (path_.size() < count) path_.resize(count);
+  return trie_.walk(root, labels.data(), count, path_.data());
+}
+
+// Pins the blocks [start, found) of the walked path, as far as they are ready somewhere.
+void Catalog::promise_pages(std::size_t start, std::size_t found, Match* match, Promise* promise) {
+  promise->tiers.reserve(found - start);
+  match->nodes.reserve(found - start);
+  match->tiers.reserve(found - start);
+  match->slots.reserve(found - start);
+  match->filling.reserve(found - start);
+  std::size_t i = start;
+  for (; i < found; ++i) {
+    const NodeId node = path_[i];
+    if (i + kPagesAhead < found) pages_.prefetch(path_[i + kPagesAhead]);
+    const int t = fastest(node);
+    if (t < 0) break;
+    Ticket filling = 0;
+    for (int above = 0; above < t && filling == 0; ++above)
+      if (pages_.page(above, node).residency() == Residency::kFilling)
+        filling = pages_.filler(above, pages_.page(above, node).slot);
+    pages_.pin(t, node);
+    promise->tiers.push_back(static_cast<std::uint8_t>(t));
+    match->nodes.push_back(node);
+    match->tiers.push_back(static_cast<std::uint8_t>(pages_.tier(t)));
+    match->slots.push_back(pages_.page(t, node).slot);
+    match->filling.push_back(filling);
+  }
+  promise->nodes = match->nodes;
+  match->hit = static_cast<std::uint32_t>(i);
+}
+
+void Catalog::let_go(Promise& promise) {
+  for (std::size_t i = promise.nodes.size(); i-- > 0;) unpin(promise.tiers[i], promise.nodes[i]);
+  for (std::size_t i = promise.loads.size(); i-- > 0;) unpin(promise.loads[i].t, promise.loads[i].node);
+  promise.nodes.clear();
+  promise.tiers.clear();
+  promise.loads.clear();
+}
+
+void Catalog::unpin(int t, NodeId node) {
+  pages_.unpin(t, node);
+  reap(node);
+}
+
+Match Catalog::match(Nodes roots, Labels labels, std::uint32_t start, RequestId request, std::size_t limit) {
+  const NodeId root = the_root(roots);
+  const std::size_t asked = count_labels(labels);
+  if (start > asked)
+    refuse("start: " + std::to_string(start) + " is beyond the " + std::to_string(asked) + " blocks of labels");
+  Lease& lease = leases_[leases_.get(request)];
+  // The walk comes first and what an earlier match held goes after the new pins: nothing is lost in between.
+  const std::size_t found = walk(root, labels, limit);
+  Match match;
+  Promise promise;
+  if (found >= start) promise_pages(start, found, &match, &promise);
+  std::swap(lease.promise, promise);
+  // Tail first, so that a prefix always outlives its continuations.
+  for (std::size_t i = match.hit; i-- > 0;) {
+    for (int t = 0; t < pages_.tiers(); ++t) pages_.touch(t, path_[i]);
+  }
+  let_go(promise);
+  ++stats_.matches;
+  stats_.blocks_asked += asked;
+  stats_.blocks_hit += match.hit;
+  return match;
+}
+
+std::vector<std::uint32_t> Catalog::peek(Nodes roots, Labels labels) {
+  std::vector<std::uint32_t> counts(kTiers, 0);
+  const std::size_t found = walk(the_root(roots), labels, SIZE_MAX);
+  for (std::size_t i = 0; i < found; ++i) {
+    const int t = fastest(path_[i]);
+    if (t < 0) break;
+    ++counts[static_cast<int>(pages_.tier(t))];
+  }
+  return counts;
+}
+
+bool Catalog::leases_node(const Lease& lease, NodeId node) const {
+  // The last of a list is what is asked for nearly always.
+  const auto holds = [node](const auto& list, auto id) {
+    return std::any_of(list.rbegin(), list.rend(), [&](const auto& entry) { return id(entry) == node; });
+  };
+  const auto itself = [](NodeId id) { return id; };
+  const auto of_pin = [](const PagePin& pin) { return pin.node; };
+  return holds(lease.holds, itself) || holds(lease.promise.nodes, itself) || holds(lease.adopted, of_pin) ||
+         holds(lease.promise.loads, of_pin);
+}
+
+std::vector<NodeId> Catalog::insert(NodeId parent, Labels labels, RequestId request) {
+  const std::size_t count = count_labels(labels);
+  if (is_root(parent)) {
+    trie_.root_of(parent);
+  } else {
+    const std::uint32_t known = leases_.find(request);
+    if (!trie_.alive(parent) || known == Leases::kNone || !leases_node(leases_[known], parent))
+      refuse("parent: " + std::to_string(parent) + " is neither a root nor leased by request " +
+             std::to_string(request));
+  }
+  Lease& lease = leases_[leases_.get(request)];
+  std::vector<NodeId> nodes(count);
+  const auto hold = [&](std::size_t from, std::size_t to) {
+    for (std::size_t i = from; i < to; ++i) {
+      // A request that inserts its chain again, longer, does not hold its beginning twice.
+      const std::size_t place = lease.holds.empty() ? 0 : trie_.position(nodes[i]) - trie_.position(lease.holds[0]);
+      if (place < lease.holds.size() && lease.holds[place] == nodes[i]) continue;
+      trie_.hold(nodes[i]);
+      lease.holds.push_back(nodes[i]);
+    }
+  };
+  const std::size_t found = trie_.walk(parent, labels.data(), count, nodes.data());
+  hold(0, found);
+  if (trie_.free_nodes() < count - found) prune();
+  const NodeId last = found == 0 ? parent : nodes[found - 1];
+  const std::size_t made =
+      found + trie_.create(last, labels.data() + found * trie_.label_bytes(), count - found, nodes.data() + found);
+  hold(found, made);
+  nodes.resize(made);
+  return nodes;
+}
+
+void Catalog::require_private(int t, Slots slots, std::uint32_t lease) {
+  // Places are marked while they are checked, so that a slot named twice is seen without another table.
+  constexpr std::uint32_t kMark = 0x80000000u;
+  std::size_t good = 0;
+  for (; good < slots.size(); ++good) {
+    const Slot slot = slots[good];
+    if (slot >= pages_.usage(t).capacity || lease == Leases::kNone || !pages_.is_private_of(t, slot, lease)) break;
+    const std::uint32_t place = pages_.private_place(t, slot);
+    if ((place & kMark) != 0) break;
+    pages_.set_private_place(t, slot, place | kMark);
+  }
+  for (std::size_t i = 0; i < good; ++i)
+    pages_.set_private_place(t, slots[i], pages_.private_place(t, slots[i]) & ~kMark);
+  if (good < slots.size())
+    refuse("slots[" + std::to_string(good) + "]: " + std::to_string(slots[good]) +
+           " is not a private slot of this request, or is named twice");
+}
+
+void Catalog::forget_private(Lease& lease, int t, Slot slot) {
+  const std::uint32_t place = pages_.private_place(t, slot);
+  const Slot last = lease.privates[t].back();
+  lease.privates[t][place] = last;
+  pages_.set_private_place(t, last, place);
+  lease.privates[t].pop_back();
+}
+
+std::vector<bool> Catalog::adopt(Tier tier, Nodes nodes, Slots slots, RequestId request) {
+  const int t = owned(tier);
+  if (nodes.size() != slots.size())
+    refuse("slots: " + std::to_string(slots.size()) + " given for " + std::to_string(nodes.size()) +
+           " nodes; one each is needed");
+  require_alive("nodes", nodes);
+  const std::uint32_t lease = leases_.find(request);
+  require_private(t, slots, lease);
+  std::vector<bool> adopted(nodes.size(), false);
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    if (pages_.page(t, nodes[i]).residency() != Residency::kAbsent || trie_.detached(nodes[i])) continue;
+    forget_private(leases_[lease], t, slots[i]);
+    pages_.adopt_private(t, nodes[i], slots[i]);
+    leases_[lease].adopted.push_back({nodes[i], static_cast<std::uint8_t>(t)});
+    adopted[i] = true;
+  }
+  return adopted;
+}
+
+std::vector<Slot> Catalog::take(Tier tier, std::size_t count, RequestId request) {
+  const int t = owned(tier);
+  const std::uint32_t lease = leases_.get(request);
+  std::vector<Slot> slots;
+  const std::size_t free = pages_.free_slots(t);
+  // All or nothing: nobody's page is evicted for a call that then fails.
+  if (count > free + pages_.evictable(t)) return slots;
+  if (count > free) evict(t, count - free, false);
+  std::vector<Slot>& privates = leases_[lease].privates[t];
+  slots.resize(count);
+  for (Slot& slot : slots) {
+    pages_.pop_free(t, &slot);
+    pages_.make_private(t, slot, lease, static_cast<std::uint32_t>(privates.size()));
+    privates.push_back(slot);
+  }
+  return slots;
+}
+
+void Catalog::give_back(Tier tier, Slots slots, RequestId request) {
+  const int t = owned(tier);
+  const std::uint32_t lease = leases_.find(request);
+  require_private(t, slots, lease);
+  for (std::size_t i = slots.size(); i-- > 0;) {
+    forget_private(leases_[lease], t, slots[i]);
+    pages_.free_private(t, slots[i]);
+  }
+}
+
+std::uint32_t Catalog::narrow(RequestId request, Tier tier) {
+  const int t = owned(tier);
+  const std::uint32_t index = leases_.find(request);
+  if (index == Leases::kNone) return 0;
+  Lease& lease = leases_[index];
+  Promise kept;
+  for (const NodeId node : lease.promise.nodes) {
+    if (!pages_.page(t, node).ready()) break;
+    pages_.pin(t, node);
+    kept.nodes.push_back(node);
+  }
+  kept.tiers.assign(kept.nodes.size(), static_cast<std::uint8_t>(t));
+  std::swap(lease.promise, kept);
+  let_go(kept);
+  return static_cast<std::uint32_t>(lease.promise.nodes.size());
+}
+
+bool Catalog::release(RequestId request) {
+  const std::uint32_t index = leases_.find(request);
+  if (index == Leases::kNone) return false;
+  Lease& lease = leases_[index];
+  for (int t = 0; t < pages_.tiers(); ++t) {
+    for (std::size_t i = lease.privates[t].size(); i-- > 0;) pages_.free_private(t, lease.privates[t][i]);
+    lease.privates[t].clear();
+  }
+  // What was computed last lies deepest in the chain: it goes first, so that the beginning is used last.
+  for (std::size_t i = lease.adopted.size(); i-- > 0;) unpin(lease.adopted[i].t, lease.adopted[i].node);
+  lease.adopted.clear();
+  let_go(lease.promise);
+  for (std::size_t i = lease.holds.size(); i-- > 0;) {
+    trie_.unhold(lease.holds[i]);
+    reap(lease.holds[i]);
+  }
+  lease.holds.clear();
+  leases_.erase(index);
+  return true;
+}
+
+}  // namespace kvtier

@@ -1,0 +1,135 @@
+// The catalog: what is cached where, for whom it is kept, and what goes when room is needed. It decides and never
+// touches a page's bytes.
+//
+// Protocol, for one request, all on one thread:
+//   root → match (leases what it promises) → take and reserve (slots; reserve names a ticket) → the data plane runs the
+//   ticket → settle → narrow (what really arrived) → … the engine computes … → insert, adopt (full blocks) → release.
+// Completions may be late, repeated, partial or reordered. Bad arguments throw std::invalid_argument before anything is
+// changed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "catalog/leases.hpp"
+#include "catalog/pages.hpp"
+#include "catalog/transfers.hpp"
+#include "catalog/trie.hpp"
+
+namespace kvtier {
+
+// A chain, as match cuts it:   0 ........ start ............ hit ............ blocks asked for
+//                              | engine's  | leased, loadable | to be computed  |
+struct Match {
+  std::uint32_t hit = 0;            // 0, or start and what follows it without a break
+  std::vector<NodeId> nodes;        // of the blocks [start, hit); so are all below
+  std::vector<std::uint8_t> tiers;  // the fastest ready one, pinned
+  std::vector<Slot> slots;          // in that tier
+  std::vector<Ticket> filling;      // the transfer that fills a still faster tier, or 0
+};
+
+struct Reservation {
+  Ticket ticket = 0;        // 0 when count is 0
+  std::size_t count = 0;    // how many of the nodes, from the first
+  std::vector<Slot> slots;  // [path][count]; kNoSlot in tiers that are not owned
+};
+
+struct CatalogStats {
+  std::uint64_t matches = 0;
+  std::uint64_t blocks_asked = 0;
+  std::uint64_t blocks_hit = 0;
+  std::uint64_t settled_late = 0;  // words about a ticket that is closed
+  std::uint64_t pages_lost = 0;    // sources that a transfer found bad
+  std::uint64_t nodes_pruned = 0;  // unreachable nodes that went because the node pool was full
+  std::size_t nodes = 0;
+  std::size_t max_nodes = 0;
+  std::size_t roots = 0;
+  std::size_t leases = 0;
+  std::size_t transfers = 0;
+};
+
+class Catalog {
+ public:
+  using Nodes = std::span<const NodeId>;
+  using Slots = std::span<const Slot>;
+  using Labels = std::span<const std::uint8_t>;  // count × label_bytes
+
+  Catalog(const std::vector<TierSpec>& tiers, std::size_t label_bytes, NodeId max_nodes);
+
+  // catalog.cpp
+  NodeId root(const Digest& space, std::uint32_t group, std::uint64_t generation);
+  Match match(Nodes roots, Labels labels, std::uint32_t start, RequestId request, std::size_t limit);
+  std::vector<std::uint32_t> peek(Nodes roots,
+                                  Labels labels);  // [kTiers]: blocks of the hit prefix by fastest ready tier
+  std::vector<NodeId> insert(NodeId parent, Labels labels, RequestId request);
+  std::vector<bool> adopt(Tier tier, Nodes nodes, Slots slots, RequestId request);
+  std::vector<Slot> take(Tier tier, std::size_t count, RequestId request);
+  void give_back(Tier tier, Slots slots, RequestId request);
+  std::uint32_t narrow(RequestId request, Tier tier);
+  bool release(RequestId request);
+
+  // exchange.cpp: pages on their way between tiers
+  Reservation reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool backed_only);
+  bool settle(Ticket ticket, std::span<const std::uint8_t> status, std::size_t hops, std::size_t count);
+  bool cancel(Ticket ticket);
+
+  // upkeep.cpp: what goes, what comes back, what may move down
+  std::size_t invalidate(const Digest* space, std::uint64_t generation);
+  std::size_t drop(Tier tier, Nodes nodes);
+  std::vector<NodeId> cold(Tier tier, std::size_t count, Tier lower) const;
+  std::vector<bool> restore(Tier tier, Slots slots, const std::uint8_t* identities, std::size_t bytes);
+  void identities(Nodes nodes, std::uint8_t* out);
+  void state(Nodes nodes, Slot* slots, std::uint8_t* residency) const;  // [count][kTiers] each
+
+  std::size_t evictable(Tier tier) const { return pages_.evictable(owned(tier)); }
+  Usage usage(Tier tier) const { return pages_.usage(owned(tier)); }
+  CatalogStats stats() const;
+  std::size_t memory_bytes() const { return trie_.memory_bytes() + pages_.memory_bytes(); }
+  std::size_t label_bytes() const { return trie_.label_bytes(); }
+  std::string check() const;  // check.cpp: empty, or the first broken promise found
+
+ private:
+  int owned(Tier tier) const;  // index, or throws
+  void require_alive(const char* what, Nodes nodes) const;
+  NodeId the_root(Nodes roots) const;
+  std::size_t count_labels(Labels labels) const;
+  int fastest(NodeId node) const;
+  std::size_t walk(NodeId root, Labels labels, std::size_t limit);  // into path_
+
+  bool evict(int t, std::size_t count, bool backed_only);
+  bool has_room(int t, bool backed_only);
+  bool find_slot(int t, bool backed_only, Slot* slot);
+  void reap(NodeId node);  // and its ancestors, as far as nothing keeps them
+  void prune();
+
+  void promise_pages(std::size_t start, std::size_t found, Match* match, Promise* promise);
+  void let_go(Promise& promise);
+  void unpin(int t, NodeId node);  // and what nothing keeps any more
+  void require_private(int t, Slots slots, std::uint32_t lease);
+  void forget_private(Lease& lease, int t, Slot slot);
+  bool leases_node(const Lease& lease, NodeId node) const;
+
+  bool reserve_node(std::span<const Tier> path, NodeId node, Ticket ticket, bool backed_only, Slot* slots);
+  NodeId restore_node(const PageIdentity& head, const std::uint8_t* identity,
+                      std::unordered_map<std::string, NodeId>* by_digest);
+  void settle_hop(Transfer& transfer, std::size_t hop, std::size_t i);
+  void unpin_sources(const Transfer& transfer, std::size_t i);
+
+  std::string check_leases(std::vector<std::uint32_t>* pins, std::vector<std::uint32_t>* holds) const;
+  std::string check_transfers(std::vector<std::uint32_t>* pins) const;
+
+  Trie trie_;
+  Pages pages_;
+  Leases leases_;
+  Transfers transfers_;
+  std::vector<NodeId> path_;      // of the walk under way
+  std::uint64_t generation_ = 0;  // no namespace is older
+  std::uint32_t prune_rest_ = 0;  // inserts that don't try to prune, after one that found nothing
+  CatalogStats stats_;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,364 @@
+"""The catalog: what is cached where, for whom it is kept, and what goes when room is needed.
+
+Protocol, for one request, every call from the scheduler's thread:
+
+    root → match (leases what it promises) → take, reserve (slots, a ticket) → the mover runs the ticket → settle →
+    narrow (what really arrived) → … the engine computes … → insert, adopt (full blocks) → release
+
+Completions may come late, twice, in part or out of order. Bad arguments raise ``ValueError`` before anything has
+changed. Calls are for whole chains, keep the GIL and never wait. Node ids are good as long as a page, a continuation
+or a lease keeps the node; root ids are never used twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kvtier import _core
+from kvtier._core import NO_NODE, NO_SLOT, PageStatus, Tier
+
+__all__ = [
+    "NO_NODE",
+    "NO_SLOT",
+    "POLICIES",
+    "Catalog",
+    "Match",
+    "PageStatus",
+    "Reservation",
+    "Residency",
+    "Tier",
+    "TierSpec",
+    "Usage",
+]
+
+POLICIES = ("lru",)
+_U32 = 0xFFFFFFFF
+_U64 = 0xFFFFFFFFFFFFFFFF
+
+NodeIds = NDArray[np.uint32]
+Slots = NDArray[np.uint32]
+
+
+class Residency(IntEnum):
+    """Where a page is in its life. Only READY is ever read; DRAINING is no longer offered and goes when nobody uses
+    it.
+    """
+
+    ABSENT = 0
+    FILLING = 1
+    READY = 2
+    DRAINING = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpec:
+    """A tier that the catalog allocates and evicts: which, how many page-sized slots, by which policy it evicts."""
+
+    tier: Tier
+    slots: int
+    policy: str = "lru"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a request was promised: the blocks ``[start, hit)``, one entry each in every array, leased to it."""
+
+    hit: int  # blocks from 0 that need not be computed; 0, or at least start
+    nodes: NodeIds
+    tiers: NDArray[np.uint8]  # the fastest tier in which the page is ready; pinned there
+    slots: Slots  # in that tier
+    filling: NDArray[np.uint64]  # the ticket that is filling a still faster tier, or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A transfer to hand to the mover: its ticket (0: nothing was to be had) and every page's slot in every tier."""
+
+    ticket: int
+    count: int  # how many of the nodes, from the first
+    slots: Slots  # [len(path), count]; NO_SLOT in tiers that are not owned, for the caller to fill in
+
+
+class Usage(NamedTuple):
+    """A tier's slots. ``free + filling + ready + draining == capacity``; private slots are counted as filling."""
+
+    capacity: int
+    free: int
+    filling: int
+    ready: int
+    draining: int
+    private: int
+    pinned: int
+    evictions: int  # evicted pages that a lower owned tier still held
+    dropped: int  # evicted pages that were the last copy
+
+
+class Catalog:
+    """One trie of blocks over the owned ``tiers``, fastest first. All memory is allocated here; see ``memory_bytes``.
+
+    ``labels="token"`` names a block by its ``block_size`` token ids, compared in full; ``"hash"`` by an engine's
+    32-byte cryptographic hash. An engine's own (foreign) tier is simply not listed.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[TierSpec],
+        *,
+        block_size: int,
+        labels: Literal["token", "hash"] = "token",
+        max_nodes: int | None = None,
+    ) -> None:
+        if labels not in ("token", "hash"):
+            raise ValueError(f"labels: {labels!r} is not known; 'token' and 'hash' are")
+        if not 1 <= block_size <= 1 << 18:
+            raise ValueError(f"block_size: {block_size} is out of range; 1 to 262144 tokens are accepted")
+        for spec in tiers:
+            if not 1 <= spec.slots < 1 << 31:
+                raise ValueError(f"slots: {spec.slots} is out of range; 1 to 2147483647 are accepted")
+        if max_nodes is None:
+            max_nodes = 2 * sum(spec.slots for spec in tiers) + 65536
+        if not 1 <= max_nodes <= 1 << 30:
+            raise ValueError(f"max_nodes: {max_nodes} is out of range; 1 to 1073741824 are accepted")
+        self.tiers = tuple(tiers)
+        self.block_size = block_size
+        self.labels = labels
+        self._words = block_size if labels == "token" else 0
+        self._native = _core.Catalog(
+            [(int(spec.tier), spec.slots, spec.policy) for spec in tiers],
+            block_size * 4 if labels == "token" else 32,
+            max_nodes,
+        )
+        self.identity_bytes: int = _core.identity_bytes(block_size * 4 if labels == "token" else 32)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes allocated at construction."""
+        return int(self._native.memory_bytes)
+
+    def root(self, space: bytes, group: int = 0, generation: int = 0) -> int:
+        """The root of a namespace (its 32-byte fingerprint) and group; made if there is none.
+
+        A ``generation`` newer than the root's drops what is older, as ``invalidate`` does; an older one changes
+        nothing.
+        """
+        return int(self._native.root(space, _number("group", group, _U32), _number("generation", generation, _U64)))
+
+    # --- a request's side -----------------------------------------------------------------------------------------
+
+    def match(
+        self, roots: Sequence[int], labels: ArrayLike, start: int, request: int, limit: int | None = None
+    ) -> Match:
+        """Find the longest unbroken prefix of ``labels`` that is ready in any tier, and lease ``[start, hit)`` to
+        ``request``.
+
+        ``labels``: uint32 ``[n * block_size]`` (token mode) or uint8 ``[n, 32]`` (hash mode). Blocks before ``start``
+        are held by the engine already: they are only walked and touched. ``limit`` caps ``hit``. Replaces what an
+        earlier match of the request still holds.
+        """
+        hit, nodes, tiers, slots, filling = self._native.match(
+            list(roots),
+            self._labels(labels),
+            _number("start", start, _U32),
+            _number("request", request, _U64),
+            _U64 if limit is None else _number("limit", limit, _U64),
+        )
+        return Match(hit, nodes, tiers, slots, filling)
+
+    def peek(self, roots: Sequence[int], labels: ArrayLike) -> tuple[int, ...]:
+        """How many blocks of the hit prefix each tier would serve, indexed by ``Tier``. Leases and touches nothing."""
+        return tuple(self._native.peek(list(roots), self._labels(labels)))
+
+    def insert(self, parent: int, labels: ArrayLike, request: int) -> NodeIds:
+        """Find or create the chain of ``labels`` below ``parent`` (a root, or a node that ``request`` leases) and
+        hold it.
+
+        Returns its nodes: fewer than asked for when the catalog has no room for more.
+        """
+        return _u32(
+            self._native.insert(
+                _number("parent", parent, _U32), self._labels(labels), _number("request", request, _U64)
+            )
+        )
+
+    def adopt(self, tier: Tier, nodes: ArrayLike, slots: ArrayLike, request: int) -> NDArray[np.bool_]:
+        """Make private slots of ``request`` the nodes' ready pages, pinned by its lease.
+
+        False: the node has a page there already, ready or not, or was invalidated; the slot stays private.
+        """
+        flags: NDArray[np.bool_] = self._native.adopt(
+            tier, _ids("nodes", nodes), _ids("slots", slots), _number("request", request, _U64)
+        )
+        return flags
+
+    def take(self, tier: Tier, n: int, request: int) -> Slots:
+        """``n`` private slots for ``request``, evicting the shortfall; empty, and nothing evicted, when there are
+        fewer.
+        """
+        return _u32(self._native.take(tier, _number("n", n, _U32), _number("request", request, _U64)))
+
+    def give_back(self, tier: Tier, slots: ArrayLike, request: int) -> None:
+        """Free private slots of ``request`` before its lease ends."""
+        self._native.give_back(tier, _ids("slots", slots), _number("request", request, _U64))
+
+    def narrow(self, request: int, tier: Tier) -> int:
+        """Keep the longest prefix of the match whose pages are ready in ``tier``, and hold exactly those pages.
+
+        Returns how many blocks that is, counted from the match's ``start``. What the request adopted stays.
+        """
+        return int(self._native.narrow(_number("request", request, _U64), tier))
+
+    def release(self, request: int) -> bool:
+        """Let go of everything that ``request`` holds. False: it held nothing."""
+        return bool(self._native.release(_number("request", request, _U64)))
+
+    @contextlib.contextmanager
+    def lease(self, request: int) -> Iterator[int]:
+        """``with catalog.lease(r):`` whatever ``r`` comes to hold inside is let go at the end, however that comes."""
+        try:
+            yield request
+        finally:
+            self.release(request)
+
+    # --- pages on their way ---------------------------------------------------------------------------------------
+
+    def reserve(
+        self, path: Sequence[Tier], nodes: ArrayLike, request: int = 0, backed_only: bool = False
+    ) -> Reservation:
+        """Open a transfer of the nodes' pages along ``path``, for the longest prefix of ``nodes`` for which it can be
+        had.
+
+        For each node, all or nothing: its page in ``path[0]`` is ready and gets pinned, those in the other owned
+        tiers are absent and become filling. With ``request`` the final page is pinned for it as well. ``backed_only``
+        evicts only pages that a lower owned tier still holds.
+        """
+        ticket, count, slots = self._native.reserve(
+            list(path), _ids("nodes", nodes), _number("request", request, _U64), backed_only
+        )
+        return Reservation(ticket, count, slots)
+
+    def settle(self, ticket: int, status: ArrayLike) -> bool:
+        """Say what became of a transfer's pages: ``status`` uint8 ``[hops, count]`` of ``PageStatus``.
+
+        PENDING entries stay open, and of several words on one entry the first counts. False: the ticket is closed or
+        unknown, which is legal and counted.
+        """
+        array = np.ascontiguousarray(status)
+        if array.dtype != np.uint8:
+            if array.dtype.kind not in "iu" or (array.size and not (array.min() >= 0 and array.max() <= 255)):
+                raise ValueError(f"status: {array.dtype} given; PageStatus values as uint8 are needed")
+            array = array.astype(np.uint8)
+        if array.ndim != 2:
+            raise ValueError(f"status: {array.ndim} dimensions given; [hops, count] is needed")
+        return bool(self._native.settle(_number("ticket", ticket, _U64), array))
+
+    def cancel(self, ticket: int) -> bool:
+        """Give up a transfer's unsettled pages: they drain until they settle. False: ticket closed or unknown."""
+        return bool(self._native.cancel(_number("ticket", ticket, _U64)))
+
+    # --- upkeep ---------------------------------------------------------------------------------------------------
+
+    def invalidate(self, space: bytes | None, generation: int) -> int:
+        """Empty a namespace (``None``: all) and put it at ``generation``. Returns how many pages went or will.
+
+        Nothing of it is matched again; requests that run keep their own pages until they let go.
+        """
+        return int(self._native.invalidate(space, _number("generation", generation, _U64)))
+
+    def drop(self, tier: Tier, nodes: ArrayLike) -> int:
+        """Remove the nodes' pages from ``tier``, where ready and unpinned. Returns how many."""
+        return int(self._native.drop(tier, _ids("nodes", nodes)))
+
+    def cold(self, tier: Tier, n: int, lower: Tier) -> NodeIds:
+        """Up to ``n`` of the next pages to be evicted from ``tier`` that are absent in ``lower``, parents before
+        children.
+        """
+        return _u32(self._native.cold(tier, _number("n", n, _U32), lower))
+
+    def identities(self, nodes: ArrayLike) -> NDArray[np.uint8]:
+        """The nodes' page identities, uint8 ``[n, identity_bytes]``; the layout is csrc/common/identity.hpp's."""
+        out: NDArray[np.uint8] = self._native.identities(_ids("nodes", nodes))
+        return out
+
+    def restore(self, tier: Tier, slots: ArrayLike, identities: ArrayLike) -> NDArray[np.bool_]:
+        """Adopt the pages that a reopened store holds in ``slots`` (free ones), oldest first.
+
+        False for an orphan, a duplicate, a digest that is not its label's, or another generation: the slot stays free.
+        """
+        array = np.ascontiguousarray(identities, dtype=np.uint8)
+        if array.ndim != 2 or array.shape[1] != self.identity_bytes:
+            raise ValueError(f"identities: shape {array.shape} given; [n, {self.identity_bytes}] is needed")
+        flags: NDArray[np.bool_] = self._native.restore(tier, _ids("slots", slots), array)
+        return flags
+
+    def evictable(self, tier: Tier) -> int:
+        """How many pages eviction could free in ``tier`` now; exact, and O(1)."""
+        return int(self._native.evictable(tier))
+
+    def usage(self, tier: Tier) -> Usage:
+        """What the tier's slots are used for; O(1)."""
+        return Usage(*self._native.usage(tier))
+
+    def stats(self) -> dict[str, int]:
+        """Counts since construction, and how full the catalog's own tables are."""
+        return dict(self._native.stats())
+
+    def state(self, nodes: ArrayLike) -> tuple[Slots, NDArray[np.uint8]]:
+        """Slots uint32 ``[n, 4]`` (NO_SLOT where absent) and ``Residency`` uint8 ``[n, 4]``, by ``Tier``. For
+        diagnosis.
+        """
+        slots, residency = self._native.state(_ids("nodes", nodes))
+        return slots, residency
+
+    def check(self) -> None:
+        """Prove every promise about the catalog's tables anew; AssertionError names the first broken one.
+        O(everything).
+        """
+        wrong = self._native.check()
+        if wrong:
+            raise AssertionError(wrong)
+
+    def _labels(self, labels: ArrayLike) -> NDArray[np.uint8]:
+        if self._words == 0:
+            hashes = np.ascontiguousarray(labels)
+            if hashes.dtype != np.uint8 or hashes.ndim != 2 or hashes.shape[1] != 32:
+                raise ValueError(f"labels: {hashes.dtype} {hashes.shape} given; uint8 [n, 32] hashes are needed")
+            return hashes.reshape(-1)
+        tokens = _ids("labels", labels)
+        if tokens.size % self._words:
+            raise ValueError(
+                f"labels: {tokens.size} tokens are not whole blocks of {self._words}; cut the trailing partial block"
+            )
+        out: NDArray[np.uint8] = tokens.view(np.uint8)
+        return out
+
+
+def _u32(array: Any) -> NDArray[np.uint32]:
+    out: NDArray[np.uint32] = array
+    return out
+
+
+def _ids(name: str, values: ArrayLike) -> NDArray[np.uint32]:
+    """``values`` as contiguous uint32 [n]; a value that does not fit is refused rather than wrapped into another id."""
+    array = np.ascontiguousarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{name}: {array.ndim} dimensions given; a flat array is needed")
+    if array.dtype == np.uint32:
+        return array
+    if array.size == 0:
+        return np.zeros(0, np.uint32)
+    if array.dtype.kind not in "iu" or int(array.min()) < 0 or int(array.max()) > _U32:
+        raise ValueError(f"{name}: {array.dtype} with values that are not all 32-bit unsigned integers")
+    return array.astype(np.uint32)
+
+
+def _number(name: str, value: int, most: int) -> int:
+    if not 0 <= value <= most:
+        raise ValueError(f"{name}: {value} is out of range; 0 to {most} are accepted")
+    return int(value)

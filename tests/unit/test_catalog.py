@@ -1,0 +1,708 @@
+"""The catalog's promises, one by one, on small pools."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvtier.catalog import NO_SLOT, Catalog, PageStatus, Residency, Tier, TierSpec
+
+SPACE = bytes(range(32))
+BLOCK = 4
+OK, PENDING = int(PageStatus.OK), int(PageStatus.PENDING)
+
+
+def tokens(*blocks: int) -> NDArray[np.uint32]:
+    """Labels of blocks that are told apart by one number each."""
+    return np.repeat(np.array(blocks, np.uint32), BLOCK)
+
+
+def make(host: int = 8, *, device: int = 0, disk: int = 0, max_nodes: int | None = None) -> Catalog:
+    sizes = [(Tier.DEVICE, device), (Tier.HOST, host), (Tier.DISK, disk)]
+    specs = [TierSpec(tier, slots) for tier, slots in sizes if slots]
+    return Catalog(specs, block_size=BLOCK, max_nodes=max_nodes or sum(s.slots for s in specs) + 64)
+
+
+def store(catalog: Catalog, request: int, *blocks: int, tier: Tier = Tier.HOST) -> NDArray[np.uint32]:
+    """Cache a chain as a running request does, and let go of it."""
+    root = catalog.root(SPACE)
+    hit = catalog.match([root], tokens(*blocks), 0, request).hit
+    nodes = catalog.insert(root, tokens(*blocks), request)
+    slots = catalog.take(tier, len(blocks) - hit, request)
+    catalog.adopt(tier, nodes[hit : hit + slots.size], slots, request)
+    catalog.release(request)
+    catalog.check()
+    return nodes
+
+
+def hit(catalog: Catalog, *blocks: int) -> int:
+    return sum(catalog.peek([catalog.root(SPACE)], tokens(*blocks)))
+
+
+def statuses(hops: int, count: int, value: int = OK) -> NDArray[np.uint8]:
+    return np.full((hops, count), value, np.uint8)
+
+
+# --- matching -------------------------------------------------------------------------------------------------------
+
+
+def test_hit_is_the_unbroken_prefix_and_names_its_slots() -> None:
+    catalog = make()
+    nodes = store(catalog, 1, 1, 2, 3)
+    match = catalog.match([catalog.root(SPACE)], tokens(1, 2, 9), 0, 2)
+    assert match.hit == 2
+    assert match.nodes.tolist() == nodes[:2].tolist()
+    assert match.tiers.tolist() == [Tier.HOST] * 2
+    slots, residency = catalog.state(match.nodes)
+    assert match.slots.tolist() == slots[:, Tier.HOST].tolist()
+    assert residency[:, Tier.HOST].tolist() == [Residency.READY] * 2
+
+
+def test_equal_blocks_after_different_prefixes_are_different() -> None:
+    catalog = make()
+    store(catalog, 1, 1, 7)
+    assert hit(catalog, 2, 7) == 0
+    assert hit(catalog, 7) == 0
+
+
+def test_a_namespace_never_sees_anothers_pages() -> None:
+    catalog = make()
+    store(catalog, 1, 1, 2)
+    other = catalog.root(b"x" * 32)
+    assert catalog.match([other], tokens(1, 2), 0, 2).hit == 0
+    assert catalog.match([catalog.root(SPACE, group=1)], tokens(1, 2), 0, 2).hit == 0
+
+
+def test_one_different_token_is_a_miss() -> None:
+    catalog = make()
+    store(catalog, 1, 1)
+    labels = tokens(1)
+    for i in range(BLOCK):
+        changed = labels.copy()
+        changed[i] ^= 1 << 31
+        assert sum(catalog.peek([catalog.root(SPACE)], changed)) == 0
+
+
+def test_hash_labels_compare_all_32_bytes() -> None:
+    catalog = Catalog([TierSpec(Tier.HOST, 4)], block_size=16, labels="hash")
+    root = catalog.root(SPACE)
+    label = np.arange(32, dtype=np.uint8)[None]
+    nodes = catalog.insert(root, label, 1)
+    catalog.adopt(Tier.HOST, nodes, catalog.take(Tier.HOST, 1, 1), 1)
+    assert sum(catalog.peek([root], label)) == 1
+    for i in range(32):
+        changed = label.copy()
+        changed[0, i] ^= 1
+        assert sum(catalog.peek([root], changed)) == 0
+
+
+def test_a_hole_ends_the_hit_and_filling_it_mends_the_chain() -> None:
+    catalog = make()
+    nodes = store(catalog, 1, 1, 2, 3)
+    assert catalog.drop(Tier.HOST, nodes[1:2]) == 1
+    catalog.check()
+    assert hit(catalog, 1, 2, 3) == 1
+    store(catalog, 2, 1, 2)
+    assert hit(catalog, 1, 2, 3) == 3
+
+
+def test_blocks_before_start_are_only_walked() -> None:
+    catalog = make()
+    store(catalog, 1, 1, 2, 3)
+    match = catalog.match([catalog.root(SPACE)], tokens(1, 2, 3), 2, 2)
+    assert (match.hit, match.nodes.size) == (3, 1)
+    assert catalog.usage(Tier.HOST).pinned == 1
+    assert catalog.match([catalog.root(SPACE)], tokens(1, 9, 3), 2, 2).hit == 0
+    assert catalog.usage(Tier.HOST).pinned == 0
+
+
+def test_limit_caps_the_hit() -> None:
+    catalog = make()
+    store(catalog, 1, 1, 2, 3)
+    assert catalog.match([catalog.root(SPACE)], tokens(1, 2, 3), 0, 2, limit=2).hit == 2
+    assert catalog.match([catalog.root(SPACE)], tokens(1, 2, 3), 2, 2, limit=1).hit == 0
+
+
+def test_matching_again_replaces_the_earlier_promise() -> None:
+    catalog = make()
+    store(catalog, 1, 1, 2, 3)
+    store(catalog, 1, 5, 6)
+    root = catalog.root(SPACE)
+    catalog.match([root], tokens(1, 2, 3), 0, 2)
+    private = catalog.take(Tier.HOST, 1, 2)
+    catalog.match([root], tokens(5), 0, 2)
+    catalog.check()
+    usage = catalog.usage(Tier.HOST)
+    assert (usage.pinned, usage.private) == (1, 1)
+    catalog.give_back(Tier.HOST, private, 2)
+
+
+def test_the_fastest_ready_tier_serves() -> None:
+    catalog = make(device=2, host=4)
+    nodes = store(catalog, 1, 1, 2)
+    r = catalog.reserve([Tier.HOST, Tier.DEVICE], nodes[:1])
+    match = catalog.match([catalog.root(SPACE)], tokens(1, 2), 0, 3)
+    assert match.tiers.tolist() == [Tier.HOST, Tier.HOST]
+    assert match.filling.tolist() == [r.ticket, 0]
+    catalog.settle(r.ticket, statuses(1, 1))
+    match = catalog.match([catalog.root(SPACE)], tokens(1, 2), 0, 3)
+    assert match.tiers.tolist() == [Tier.DEVICE, Tier.HOST]
+    assert match.filling.tolist() == [0, 0]
+    assert catalog.peek([catalog.root(SPACE)], tokens(1, 2)) == (1, 1, 0, 0)
+
+
+# --- eviction -------------------------------------------------------------------------------------------------------
+
+
+def test_evicts_leaf_before_parent() -> None:
+    catalog = make(4)
+    store(catalog, 1, 1, 2, 3, 4)
+    for n, left in ((1, 3), (2, 2), (3, 1)):
+        catalog.take(Tier.HOST, 1, 10 + n)
+        catalog.check()
+        assert hit(catalog, 1, 2, 3, 4) == left
+
+
+def test_evicts_the_least_recent_chain_first() -> None:
+    catalog = make(4)
+    store(catalog, 1, 1, 2)
+    store(catalog, 1, 3, 4)
+    store(catalog, 2, 1, 2)  # used again
+    catalog.take(Tier.HOST, 2, 3)
+    assert (hit(catalog, 1, 2), hit(catalog, 3, 4)) == (2, 0)
+
+
+def test_never_evicts_what_is_leased() -> None:
+    catalog = make(4)
+    store(catalog, 1, 1, 2)
+    catalog.match([catalog.root(SPACE)], tokens(1, 2), 0, 2)
+    assert catalog.evictable(Tier.HOST) == 0
+    assert catalog.take(Tier.HOST, 3, 3).size == 0
+    assert catalog.take(Tier.HOST, 2, 3).size == 2
+    assert hit(catalog, 1, 2) == 2
+    catalog.release(2)
+    assert catalog.take(Tier.HOST, 2, 3).size == 2
+
+
+def test_a_take_that_fails_evicts_nothing() -> None:
+    catalog = make(4)
+    store(catalog, 1, 1, 2, 3, 4)
+    catalog.match([catalog.root(SPACE)], tokens(1, 2), 0, 2)
+    assert catalog.take(Tier.HOST, 3, 3).size == 0
+    assert hit(catalog, 1, 2, 3, 4) == 4
+    assert catalog.take(Tier.HOST, 2, 3).size == 2
+
+
+def test_a_leased_continuation_keeps_its_prefix() -> None:
+    catalog = make(4)
+    store(catalog, 1, 1, 2, 3)
+    catalog.match([catalog.root(SPACE)], tokens(1, 2, 3), 2, 2)  # pins block 3 only
+    assert catalog.usage(Tier.HOST).pinned == 1
+    assert catalog.evictable(Tier.HOST) == 0
+    assert catalog.take(Tier.HOST, 2, 3).size == 0
+    catalog.check()
+    catalog.release(2)
+    assert catalog.evictable(Tier.HOST) == 3
+
+
+def test_evicting_in_an_inverted_order_is_still_leaf_first() -> None:
+    catalog = make(host=5, disk=5)
+    root = catalog.root(SPACE)
+    nodes = catalog.insert(root, tokens(1, 2, 3, 4), 1)
+    tickets = [catalog.reserve([Tier.DEVICE, Tier.HOST], nodes[i : i + 1]).ticket for i in range(4)]
+    for ticket in tickets:  # ready root first: the root is the coldest
+        catalog.settle(ticket, statuses(1, 1))
+    catalog.release(1)
+    catalog.check()
+    for left in (3, 2, 1, 0):
+        catalog.take(Tier.HOST, 5 - left, 9)
+        catalog.check()
+        assert hit(catalog, 1, 2, 3, 4) == left
+        catalog.release(9)
+
+
+def test_evictable_is_what_eviction_frees() -> None:
+    catalog = make(10)
+    store(catalog, 1, 1, 2, 3, 4)
+    store(catalog, 1, 1, 5, 6)
+    store(catalog, 1, 7, 8, 9, 10)
+    catalog.match([catalog.root(SPACE)], tokens(1, 5, 6), 1, 2)
+    n = catalog.evictable(Tier.HOST) + catalog.usage(Tier.HOST).free
+    assert catalog.take(Tier.HOST, n + 1, 3).size == 0
+    assert catalog.take(Tier.HOST, n, 3).size == n
+    catalog.check()
+    assert hit(catalog, 1, 5, 6) == 3
+
+
+def test_evicted_pages_are_counted_by_whether_a_copy_is_left() -> None:
+    catalog = make(host=2, disk=2)
+    nodes = store(catalog, 1, 1, 2)
+    r = catalog.reserve([Tier.HOST, Tier.DISK], nodes[:1])
+    catalog.settle(r.ticket, statuses(1, 1))
+    catalog.take(Tier.HOST, 2, 2)
+    usage = catalog.usage(Tier.HOST)
+    assert (usage.evictions, usage.dropped) == (1, 1)
+    assert catalog.peek([catalog.root(SPACE)], tokens(1, 2)) == (0, 0, 1, 0)
+
+
+# --- private slots --------------------------------------------------------------------------------------------------
+
+
+def test_a_block_that_is_present_keeps_the_private_slot_private() -> None:
+    catalog = make()
+    nodes = store(catalog, 1, 1)
+    catalog.match([catalog.root(SPACE)], tokens(1), 0, 2)
+    slots = catalog.take(Tier.HOST, 1, 2)
+    assert catalog.adopt(Tier.HOST, nodes, slots, 2).tolist() == [False]
+    assert catalog.usage(Tier.HOST).private == 1
+    catalog.release(2)
+    catalog.check()
+    assert catalog.usage(Tier.HOST).private == 0
+
+
+def test_adopted_pages_stay_until_release() -> None:
+    catalog = make(2)
+    root = catalog.root(SPACE)
+    nodes = catalog.insert(root, tokens(1, 2), 1)
+    assert catalog.adopt(Tier.HOST, nodes, catalog.take(Tier.HOST, 2, 1), 1).all()
+    assert catalog.narrow(1, Tier.HOST) == 0
+    assert catalog.take(Tier.HOST, 1, 2).size == 0
+    catalog.release(1)
+    assert catalog.take(Tier.HOST, 1, 2).size == 1
+
+
+def test_only_the_owner_can_give_back_or_adopt_a_private_slot() -> None:
+    catalog = make()
+    slots = catalog.take(Tier.HOST, 2, 1)
+    nodes = catalog.insert(catalog.root(SPACE), tokens(1, 2), 2)
+    for call in (
+        lambda: catalog.give_back(Tier.HOST, slots, 2),
+        lambda: catalog.give_back(Tier.HOST, [slots[0], slots[0]], 1),
+        lambda: catalog.give_back(Tier.HOST, [99], 1),
+        lambda: catalog.adopt(Tier.HOST, nodes, slots, 2),
+        lambda: catalog.adopt(Tier.HOST, nodes, [slots[0], slots[0]], 1),
+        lambda: catalog.adopt(Tier.HOST, nodes, slots[:1], 1),
+    ):
+        with pytest.raises(ValueError, match="slots"):
+            call()
+        catalog.check()
+    assert catalog.usage(Tier.HOST).private == 2
+
+
+# --- transfers ------------------------------------------------------------------------------------------------------
+
+
+def test_a_filling_page_is_not_matched_until_it_settles() -> None:
+    catalog = make()
+    nodes = catalog.insert(catalog.root(SPACE), tokens(1, 2), 1)
+    r = catalog.reserve([Tier.DEVICE, Tier.HOST], nodes)
+    assert r.count == 2
+    assert r.slots[0].tolist() == [NO_SLOT] * 2
+    assert hit(catalog, 1, 2) == 0
+    status = statuses(1, 2, PENDING)
+    status[0, 0] = OK
+    assert catalog.settle(r.ticket, status)
+    assert hit(catalog, 1, 2) == 1
+    assert catalog.settle(r.ticket, statuses(1, 2))
+    assert hit(catalog, 1, 2) == 2
+    catalog.check()
+
+
+def test_a_repeated_late_or_unknown_settle_changes_nothing() -> None:
+    catalog = make()
+    nodes = catalog.insert(catalog.root(SPACE), tokens(1), 1)
+    r = catalog.reserve([Tier.DEVICE, Tier.HOST], nodes)
+    assert catalog.settle(r.ticket, statuses(1, 1))
+    assert not catalog.settle(r.ticket, statuses(1, 1, int(PageStatus.CORRUPT)))
+    assert not catalog.settle(12345, statuses(1, 1))
+    assert not catalog.settle(0, statuses(1, 1))
+    assert catalog.stats()["settled_late"] == 3
+    assert hit(catalog, 1) == 1
+
+
+def test_the_first_word_on_a_page_counts() -> None:
+    catalog = make()
+    nodes = catalog.insert(catalog.root(SPACE), tokens(1, 2), 1)
+    r = catalog.reserve([Tier.DEVICE, Tier.HOST], nodes)
+    catalog.settle(r.ticket, np.array([[OK, PENDING]], np.uint8))
+    catalog.settle(r.ticket, np.array([[PageStatus.OVERDUE, OK]], np.uint8))
+    assert hit(catalog, 1, 2) == 2
+
+
+def test_a_reservation_stops_at_the_first_node_that_cannot_move() -> None:
+    catalog = make(host=8, disk=8)
+    nodes = store(catalog, 1, 1, 2, 3)
+    catalog.reserve([Tier.HOST, Tier.DISK], nodes[2:])
+    r = catalog.reserve([Tier.HOST, Tier.DISK], nodes)
+    assert r.count == 2
+    none = catalog.reserve([Tier.HOST, Tier.DISK], nodes)
+    assert (none.ticket, none.count) == (0, 0)
+    catalog.check()
+
+
+def test_a_full_tier_reserves_what_fits() -> None:
+    catalog = make(host=8, disk=2)
+    nodes = store(catalog, 1, 1, 2, 3)
+    r = catalog.reserve([Tier.HOST, Tier.DISK], nodes)
+    assert r.count == 2
+    catalog.check()
+
+
+def test_backed_only_never_drops_a_last_copy() -> None:
+    catalog = make(host=2, disk=4)
+    first = store(catalog, 1, 1, 2)
+    catalog.settle(catalog.reserve([Tier.HOST, Tier.DISK], first[1:]).ticket, statuses(1, 1))
+    nodes = catalog.insert(catalog.root(SPACE), tokens(8, 9), 2)
+    r = catalog.reserve([Tier.DEVICE, Tier.HOST], nodes, backed_only=True)
+    assert r.count == 1
+    assert catalog.usage(Tier.HOST).dropped == 0
+    assert hit(catalog, 1, 2) == 2
+
+
+def test_sources_stay_pinned_until_their_page_settled() -> None:
+    catalog = make(host=2, disk=2)
+    nodes = store(catalog, 1, 1, 2)
+    r = catalog.reserve([Tier.HOST, Tier.DISK], nodes)
+    assert catalog.usage(Tier.HOST).pinned == 2
+    assert catalog.take(Tier.HOST, 1, 2).size == 0
+    catalog.settle(r.ticket, np.array([[PENDING, OK]], np.uint8))
+    assert catalog.usage(Tier.HOST).pinned == 1
+    catalog.check()
+
+
+def test_two_hops_make_both_pages_ready_and_hold_the_middle_one_meanwhile() -> None:
+    catalog = make(device=2, host=2, disk=2)
+    nodes = store(catalog, 1, 1, tier=Tier.DISK)
+    r = catalog.reserve([Tier.DISK, Tier.HOST, Tier.DEVICE], nodes, request=5)
+    assert r.slots.shape == (3, 1)
+    catalog.settle(r.ticket, np.array([[OK], [PENDING]], np.uint8))
+    assert catalog.peek([catalog.root(SPACE)], tokens(1)) == (0, 1, 0, 0)
+    assert catalog.evictable(Tier.HOST) == 0
+    catalog.settle(r.ticket, statuses(2, 1))
+    catalog.check()
+    assert catalog.peek([catalog.root(SPACE)], tokens(1)) == (1, 0, 0, 0)
+    assert catalog.evictable(Tier.HOST) == 1
+    assert catalog.evictable(Tier.DEVICE) == 0
+    catalog.release(5)
+    assert catalog.evictable(Tier.DEVICE) == 1
+
+
+def test_a_later_hop_is_not_believed_before_the_earlier_ones() -> None:
+    catalog = make(device=2, host=2, disk=2)
+    nodes = store(catalog, 1, 1, tier=Tier.DISK)
+    r = catalog.reserve([Tier.DISK, Tier.HOST, Tier.DEVICE], nodes)
+    catalog.settle(r.ticket, np.array([[PENDING], [OK]], np.uint8))
+    catalog.settle(r.ticket, np.array([[PageStatus.CORRUPT], [OK]], np.uint8))
+    catalog.check()
+    assert hit(catalog, 1) == 0
+
+
+def test_a_lost_source_is_never_matched_again() -> None:
+    catalog = make(host=4, disk=4)
+    nodes = store(catalog, 1, 1, 2, tier=Tier.DISK)
+    catalog.match([catalog.root(SPACE)], tokens(1, 2), 0, 2)
+    r = catalog.reserve([Tier.DISK, Tier.HOST], nodes, request=2)
+    catalog.settle(r.ticket, np.array([[OK, PageStatus.CORRUPT]], np.uint8))
+    catalog.check()
+    assert hit(catalog, 1, 2) == 1
+    assert catalog.usage(Tier.DISK).draining == 1  # the lease still holds it
+    assert catalog.narrow(2, Tier.HOST) == 1
+    catalog.check()
+    assert catalog.usage(Tier.DISK).draining == 0
+    assert catalog.stats()["pages_lost"] == 1
+
+
+def test_a_failed_write_leaves_the_source_as_it_was() -> None:
+    catalog = make(host=4, disk=4)
+    nodes = store(catalog, 1, 1)
+    r = catalog.reserve([Tier.HOST, Tier.DISK], nodes)
+    catalog.settle(r.ticket, statuses(1, 1, int(PageStatus.WRITE_ERROR)))
+    assert catalog.peek([catalog.root(SPACE)], tokens(1)) == (0, 1, 0, 0)
+    assert catalog.usage(Tier.DISK).free == 4
+
+
+def test_a_cancelled_page_drains_until_it_settles_even_if_it_arrived() -> None:
+    catalog = make()
+    nodes = catalog.insert(catalog.root(SPACE), tokens(1), 1)
+    r = catalog.reserve([Tier.DEVICE, Tier.HOST], nodes)
+    assert catalog.cancel(r.ticket)
+    assert catalog.usage(Tier.HOST).draining == 1
+    assert catalog.reserve([Tier.DEVICE, Tier.HOST], nodes).count == 0
+    catalog.check()
+    catalog.settle(r.ticket, statuses(1, 1))
+    assert hit(catalog, 1) == 0
+    assert catalog.usage(Tier.HOST).free == 8
+    assert not catalog.cancel(r.ticket)
+
+
+def test_release_in_mid_transfer_leaks_nothing() -> None:
+    catalog = make(device=4, host=4)
+    nodes = store(catalog, 1, 1, 2)
+    catalog.match([catalog.root(SPACE)], tokens(1, 2), 0, 2)
+    r = catalog.reserve([Tier.HOST, Tier.DEVICE], nodes, request=2)
+    catalog.release(2)
+    catalog.check()
+    assert catalog.usage(Tier.DEVICE).filling == 2
+    catalog.settle(r.ticket, np.array([[OK, PageStatus.CANCELLED]], np.uint8))
+    catalog.check()
+    usage = catalog.usage(Tier.DEVICE)
+    assert (usage.ready, usage.free, usage.pinned) == (1, 3, 0)
+    assert catalog.usage(Tier.HOST).pinned == 0
+
+
+def test_narrow_holds_exactly_what_arrived() -> None:
+    catalog = make(device=4, host=4)
+    nodes = store(catalog, 1, 1, 2, 3)
+    catalog.match([catalog.root(SPACE)], tokens(1, 2, 3), 0, 2)
+    r = catalog.reserve([Tier.HOST, Tier.DEVICE], nodes, request=2)
+    catalog.settle(r.ticket, np.array([[OK, PageStatus.OVERDUE, OK]], np.uint8))
+    assert catalog.narrow(2, Tier.DEVICE) == 1
+    catalog.check()
+    assert catalog.usage(Tier.DEVICE).pinned == 1
+    assert catalog.usage(Tier.HOST).pinned == 0
+    assert catalog.narrow(77, Tier.DEVICE) == 0
+
+
+# --- invalidation and restart ---------------------------------------------------------------------------------------
+
+
+def test_invalidated_pages_are_never_matched_and_go_when_let_go() -> None:
+    catalog = make()
+    nodes = store(catalog, 1, 1, 2, 3)
+    root = catalog.root(SPACE)
+    match = catalog.match([root], tokens(1, 2), 0, 2)
+    filling = catalog.insert(root, tokens(7), 4)
+    r = catalog.reserve([Tier.DEVICE, Tier.HOST], filling)
+    assert catalog.invalidate(SPACE, 3) == 4
+    catalog.check()
+    assert hit(catalog, 1, 2, 3) == 0
+    usage = catalog.usage(Tier.HOST)
+    assert (usage.ready, usage.draining) == (0, 3)
+    slots = catalog.take(Tier.HOST, 5, 5)
+    assert not set(slots.tolist()) & set(match.slots.tolist())
+    # The running request goes on below its own blocks, and nothing of it is shared.
+    mine = catalog.insert(int(nodes[1]), tokens(9), 2)
+    catalog.give_back(Tier.HOST, slots[:1], 5)
+    assert not catalog.adopt(Tier.HOST, mine, catalog.take(Tier.HOST, 1, 2), 2).any()
+    catalog.settle(r.ticket, statuses(1, 1))
+    catalog.release(2)
+    catalog.release(4)
+    catalog.release(5)
+    catalog.check()
+    assert catalog.usage(Tier.HOST).free == 8
+    assert catalog.stats()["nodes"] == 0
+    store(catalog, 6, 1, 2)
+    assert catalog.identities(catalog.insert(root, tokens(1), 7))[0, 96:104].view(np.uint64)[0] == 3
+
+
+def test_pages_of_an_invalidated_chain_cannot_be_adopted_or_stored() -> None:
+    catalog = make()
+    nodes = catalog.insert(catalog.root(SPACE), tokens(1), 1)
+    slots = catalog.take(Tier.HOST, 1, 1)
+    catalog.invalidate(None, 1)
+    assert catalog.adopt(Tier.HOST, nodes, slots, 1).tolist() == [False]
+    assert catalog.reserve([Tier.DEVICE, Tier.HOST], nodes).count == 0
+    assert catalog.insert(catalog.root(SPACE), tokens(1), 2).tolist() != nodes.tolist()
+    catalog.check()
+
+
+def test_invalidating_one_namespace_leaves_the_others() -> None:
+    catalog = make()
+    store(catalog, 1, 1, 2)
+    catalog.root(b"y" * 32)
+    assert catalog.invalidate(b"y" * 32, 1) == 0
+    assert hit(catalog, 1, 2) == 2
+
+
+def test_a_newer_generation_drops_what_is_older() -> None:
+    catalog = make()
+    store(catalog, 1, 1)
+    catalog.root(SPACE, generation=2)
+    assert hit(catalog, 1) == 0
+    store(catalog, 1, 1)
+    catalog.root(SPACE, generation=1)
+    assert hit(catalog, 1) == 1
+
+
+def test_identities_chain_by_digest() -> None:
+    import hashlib
+
+    catalog = make()
+    nodes = store(catalog, 1, 1, 2)
+    identities = catalog.identities(nodes[::-1])[::-1]
+    root = hashlib.sha256(b"kvtier.root.v1" + SPACE + (0).to_bytes(4, "little")).digest()
+    first = hashlib.sha256(root + tokens(1).tobytes()).digest()
+    second = hashlib.sha256(first + tokens(2).tobytes()).digest()
+    assert identities[0, :32].tobytes() == first
+    assert identities[0, 32:64].tobytes() == root
+    assert identities[1, :32].tobytes() == second
+    assert identities[1, 32:64].tobytes() == first
+    assert identities[1, 64:96].tobytes() == SPACE
+    assert identities[1, 108:112].view(np.uint32)[0] == 1
+    assert identities[1, 112:].tobytes() == tokens(2).tobytes()
+
+
+def test_restored_pages_are_hit_and_strangers_are_not_adopted() -> None:
+    old = make(host=8, disk=8)
+    nodes = store(old, 1, 1, 2, 3, tier=Tier.DISK)
+    branch = store(old, 1, 1, 5, tier=Tier.DISK)
+    identities = old.identities([nodes[2], nodes[0], branch[1], nodes[1]])
+    bad = identities[1:2].copy()
+    bad[0, 112] ^= 1  # a label that is not its digest's
+    orphan = old.identities(store(old, 2, 8, 9, tier=Tier.DISK)[1:])
+    other = identities[1:2].copy()
+    other[0, 96] = 1  # another generation than its namespace's
+
+    new = make(host=8, disk=8)
+    flags = new.restore(
+        Tier.DISK, [7, 0, 3, 2, 1, 4, 5, 6], np.vstack([identities, bad, orphan, identities[1:2], other])
+    )
+    assert flags.tolist() == [True] * 4 + [False] * 4
+    new.check()
+    assert new.peek([new.root(SPACE)], tokens(1, 2, 3)) == (0, 0, 3, 0)
+    match = new.match([new.root(SPACE)], tokens(1, 5), 0, 1)
+    assert match.slots.tolist() == [0, 3]
+    assert new.usage(Tier.DISK).free == 4
+
+
+def test_restored_pages_leave_oldest_first() -> None:
+    old = make(host=8, disk=8)
+    nodes = [store(old, 1, i, tier=Tier.DISK)[0] for i in range(4)]
+    new = make(host=8, disk=4)
+    assert new.restore(Tier.DISK, [3, 1, 0, 2], old.identities(nodes)).all()
+    new.take(Tier.DISK, 2, 1)
+    assert [hit(new, i) for i in range(4)] == [0, 0, 1, 1]
+
+
+def test_restore_refuses_slots_that_are_taken() -> None:
+    catalog = make(host=8, disk=8)
+    identities = catalog.identities(store(catalog, 1, 1, tier=Tier.DISK))
+    slot = catalog.match([catalog.root(SPACE)], tokens(1), 0, 2).slots
+    for slots in (slot, [9]):
+        with pytest.raises(ValueError, match="slots"):
+            catalog.restore(Tier.DISK, slots, identities)
+    with pytest.raises(ValueError, match="slots"):
+        catalog.restore(Tier.DISK, [4, 4], np.vstack([identities, identities]))
+    catalog.check()
+
+
+def test_cold_names_pages_without_a_copy_parents_first() -> None:
+    catalog = make(host=8, disk=8)
+    nodes = store(catalog, 1, 1, 2, 3)
+    other = store(catalog, 1, 5)
+    assert catalog.cold(Tier.HOST, 2, Tier.DISK).tolist() == [nodes[1], nodes[2]]
+    catalog.settle(catalog.reserve([Tier.HOST, Tier.DISK], nodes[2:]).ticket, statuses(1, 1))
+    assert set(catalog.cold(Tier.HOST, 9, Tier.DISK).tolist()) == {nodes[0], nodes[1], other[0]}
+
+
+# --- limits and errors ----------------------------------------------------------------------------------------------
+
+
+def test_a_full_node_pool_inserts_what_fits_after_pruning_the_unreachable() -> None:
+    catalog = make(4, max_nodes=6)
+    nodes = store(catalog, 1, 1, 2, 3)
+    catalog.drop(Tier.HOST, nodes[:1])  # blocks 2 and 3 can't be reached now
+    made = catalog.insert(catalog.root(SPACE), tokens(5, 6, 7, 8, 9, 10, 11), 2)
+    catalog.check()
+    assert made.size == 6
+    assert catalog.stats()["nodes_pruned"] == 3
+    assert catalog.insert(catalog.root(SPACE), tokens(5, 6, 20), 3).size == 2
+    catalog.check()
+
+
+def test_a_root_id_is_never_used_for_another_namespace() -> None:
+    catalog = make()
+    first = catalog.root(SPACE)
+    assert catalog.root(SPACE) == first
+    ids = {catalog.root(i.to_bytes(32, "little")) for i in range(1, 70000)}
+    assert len(ids) == 69999
+    assert first not in ids
+    with pytest.raises(ValueError, match="root"):
+        catalog.peek([first], tokens(1))
+    catalog.check()
+
+
+def test_a_namespace_with_pages_outlives_many_empty_ones() -> None:
+    catalog = make()
+    store(catalog, 1, 1)
+    for i in range(1, 70000):
+        catalog.root(i.to_bytes(32, "little"))
+    assert hit(catalog, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda c, r: c.match([], tokens(1), 0, 1), "roots"),
+        (lambda c, r: c.match([r, c.root(SPACE, 1)], tokens(1), 0, 1), "groups other than one"),
+        (lambda c, r: c.match([r], tokens(1)[:3], 0, 1), "labels"),
+        (lambda c, r: c.match([r], [-1, 2, 3, 4], 0, 1), "labels"),
+        (lambda c, r: c.match([r], [1 << 32, 2, 3, 4], 0, 1), "labels"),
+        (lambda c, r: c.match([r], [0.5, 2, 3, 4], 0, 1), "labels"),
+        (lambda c, r: c.match([r], tokens(1), 2, 1), "start"),
+        (lambda c, r: c.match([r], tokens(1), 0, 0), "request"),
+        (lambda c, r: c.match([r], tokens(1), 0, -1), "request"),
+        (lambda c, r: c.match([5], tokens(1), 0, 1), "root"),
+        (lambda c, r: c.insert(3, tokens(1), 1), "parent"),
+        (lambda c, r: c.root(b"short"), "space"),
+        (lambda c, r: c.take(Tier.REMOTE, 1, 1), "tier"),
+        (lambda c, r: c.take(Tier.HOST, -1, 1), "n:"),
+        (lambda c, r: c.reserve([Tier.HOST], [], 0), "path"),
+        (lambda c, r: c.reserve([Tier.HOST, Tier.HOST], [], 0), "path"),
+        (lambda c, r: c.reserve([Tier.DEVICE, Tier.REMOTE], [], 0), "path"),
+        (lambda c, r: c.reserve([Tier.DEVICE, Tier.HOST], [7], 0), "nodes"),
+        (lambda c, r: c.settle(1, [[200]]), "status"),
+        (lambda c, r: c.settle(1, [1]), "status"),
+        (lambda c, r: c.settle(1, [[-1]]), "status"),
+        (lambda c, r: c.drop(Tier.HOST, [999999]), "nodes"),
+        (lambda c, r: c.cold(Tier.DISK, 1, Tier.HOST), "lower"),
+        (lambda c, r: c.restore(Tier.HOST, [0], np.zeros((1, 3), np.uint8)), "identities"),
+        (lambda c, r: Catalog([], block_size=4), "tiers"),
+        (lambda c, r: Catalog([TierSpec(Tier.HOST, 0)], block_size=4), "slots"),
+        (lambda c, r: Catalog([TierSpec(Tier.DISK, 1), TierSpec(Tier.HOST, 1)], block_size=4), "tiers"),
+        (lambda c, r: Catalog([TierSpec(Tier.HOST, 1)], block_size=0), "block_size"),
+        (lambda c, r: Catalog([TierSpec(Tier.HOST, 1, "random")], block_size=4), "known policies: lru"),
+        (lambda c, r: Catalog([TierSpec(Tier.HOST, 9)], block_size=4, max_nodes=9), "max_nodes"),
+        (lambda c, r: Catalog([TierSpec(Tier.HOST, 9)], block_size=4, labels="word"), "labels"),
+    ],
+)
+def test_bad_input_is_refused_by_name_and_changes_nothing(call, field) -> None:  # type: ignore[no-untyped-def]
+    catalog = make(host=4, disk=4)
+    root = catalog.root(SPACE)
+    before = catalog.stats()["leases"]
+    with pytest.raises(ValueError, match=field):
+        call(catalog, root)
+    catalog.check()
+    assert catalog.stats()["leases"] == before
+    assert catalog.usage(Tier.HOST).free == 4
+
+
+def test_a_settle_of_the_wrong_shape_is_refused() -> None:
+    catalog = make()
+    nodes = catalog.insert(catalog.root(SPACE), tokens(1, 2), 1)
+    r = catalog.reserve([Tier.DEVICE, Tier.HOST], nodes)
+    for shape in ((1, 1), (2, 2), (2, 1)):
+        with pytest.raises(ValueError, match="status"):
+            catalog.settle(r.ticket, statuses(*shape))
+    assert catalog.settle(r.ticket, statuses(1, 2))
+
+
+def test_a_lease_used_as_a_context_cannot_be_forgotten() -> None:
+    catalog = make()
+    store(catalog, 1, 1)
+    with contextlib.suppress(RuntimeError), catalog.lease(4) as request:
+        catalog.match([catalog.root(SPACE)], tokens(1), 0, request)
+        raise RuntimeError
+    assert catalog.usage(Tier.HOST).pinned == 0
+    assert not catalog.release(4)
+
+
+def test_memory_does_not_grow_with_use() -> None:
+    catalog = make(64)
+    before = catalog.memory_bytes
+    for i in range(50):
+        store(catalog, 1, *range(i, i + 8))
+    assert catalog.memory_bytes == before
