@@ -3,7 +3,7 @@
 //
 //   slab         slots x page_bytes                       the pages, nothing else
 //   table        Header in 4096 bytes, then slots x record_bytes: RecordHead, identity, zeros
-//   generations  kJournalEntries x JournalEntry           written from the start; all zeros: not written yet
+//   generations  journal_entries x JournalEntry           written from the start; all zeros: not written yet
 //   lock         the process id of the holder, as text
 #pragma once
 
@@ -62,7 +62,8 @@ struct JournalEntry {
   std::uint8_t space[32];  // zeros for kMinimum
 };
 static_assert(sizeof(JournalEntry) == 64);
-inline constexpr std::uint32_t kJournalEntries = 4096;
+inline constexpr std::uint32_t kMinJournal = 16;  // entries
+inline constexpr std::uint32_t kMaxJournal = 1 << 20;
 inline constexpr std::uint64_t kMaxGeneration = std::uint64_t{1} << 62;  // so that one more never overflows
 
 // 64-bit checksum of `bytes` (a multiple of 8) under a key; never 0. Each step (xor, odd multiply, xorshift: the

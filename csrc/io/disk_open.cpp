@@ -41,6 +41,10 @@ const DiskOptions& checked(const DiskOptions& options) {
   if (options.rank >= options.world) {
     refuse("disk rank " + number(options.rank) + ": must be below world, " + number(options.world));
   }
+  if (options.journal_entries < disk::kMinJournal || options.journal_entries > disk::kMaxJournal) {
+    refuse("disk journal_entries " + number(options.journal_entries) + ": " + number(disk::kMinJournal) + " to " +
+           number(disk::kMaxJournal) + " are possible");
+  }
   return options;
 }
 
@@ -65,7 +69,8 @@ bool is_at(int fd, const std::string& path) {
 }  // namespace
 
 DiskStore::DiskStore(const DiskOptions& options)
-    : options_(checked(options)), footprint_(DiskFootprint::of(options.payload_bytes, options.label_bytes)) {
+    : options_(checked(options)),
+      footprint_(DiskFootprint::of(options.payload_bytes, options.label_bytes, options.journal_entries)) {
   scratch_.resize(footprint_.record_bytes);
 }
 
@@ -135,7 +140,7 @@ disk::Header DiskStore::make_header() const {
   disk::Header header{};
   std::memcpy(header.magic, disk::kMagic, sizeof(header.magic));
   header.version = disk::kVersion;
-  header.journal_entries = disk::kJournalEntries;
+  header.journal_entries = options_.journal_entries;
   header.id = id_;
   header.slots = options_.slots;
   header.payload_bytes = options_.payload_bytes;
@@ -157,7 +162,7 @@ void DiskStore::write_new_files() {
   check_space(files::allocated(slab_.get()));
   files::check(files::preallocate(slab_.get(), slab_bytes()),
                "cannot reserve " + in_mib(slab_bytes()) + " for " + path("slab"));
-  generations_ = std::make_unique<disk::Generations>(options_.dir, id_);
+  generations_ = std::make_unique<disk::Generations>(options_.dir, id_, options_.journal_entries);
   generations_->create();
 
   const std::string fresh = path("table.new");
@@ -242,7 +247,7 @@ void DiskStore::reopen() {
   if (table_found < table_bytes()) note("table was cut: the records beyond are gone");
   check_space(files::allocated(slab_.get()) + files::allocated(table_.get()));
 
-  generations_ = std::make_unique<disk::Generations>(options_.dir, id_);
+  generations_ = std::make_unique<disk::Generations>(options_.dir, id_, options_.journal_entries);
   files::check(files::remove(path("generations.new")), "cannot remove " + path("generations.new"));
   files::check(files::remove(path("table.new")), "cannot remove " + path("table.new"));
   const std::string damage = generations_->load();

@@ -20,9 +20,9 @@ std::uint64_t round_up(std::uint64_t bytes) { return (bytes + kBlock - 1) / kBlo
 
 }  // namespace
 
-DiskFootprint DiskFootprint::of(std::size_t payload_bytes, std::size_t label_bytes) {
+DiskFootprint DiskFootprint::of(std::size_t payload_bytes, std::size_t label_bytes, std::uint32_t journal_entries) {
   // header + the rest of the table's last block + two journals + the lock file's block
-  const std::uint64_t fixed = kBlock + kBlock + 2 * disk::Generations::bytes() + kBlock;
+  const std::uint64_t fixed = kBlock + kBlock + 2 * round_up(disk::Generations::bytes(journal_entries)) + kBlock;
   return {static_cast<std::size_t>(round_up(payload_bytes)), disk::record_bytes(label_bytes), fixed};
 }
 

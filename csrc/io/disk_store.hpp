@@ -44,6 +44,7 @@ struct DiskOptions {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
   DirectIo direct = DirectIo::kAuto;
+  std::uint32_t journal_entries = 4096;  // half of them: how many namespaces may be invalidated one by one
 };
 
 // Bytes on disk: slots x (page_bytes + record_bytes) + fixed. Fixed is the table's header, the rest of its last block,
@@ -53,7 +54,7 @@ struct DiskFootprint {
   std::size_t record_bytes;
   std::uint64_t fixed_bytes;
 
-  static DiskFootprint of(std::size_t payload_bytes, std::size_t label_bytes);
+  static DiskFootprint of(std::size_t payload_bytes, std::size_t label_bytes, std::uint32_t journal_entries);
   std::uint64_t bytes(std::uint64_t slots) const { return slots * (page_bytes + record_bytes) + fixed_bytes; }
   // The most slots that fit into `bytes`; 0 when not even one does.
   std::uint64_t slots_in(std::uint64_t bytes) const;
@@ -95,8 +96,8 @@ class DiskStore {
   std::uint64_t generation(const std::uint8_t* space) const { return generations_->of(space); }
   // Every record of `space` (32 bytes; null: of all namespaces) so far, and any written later with an older generation,
   // is invalid. Returns the new generation, durable. Throws std::system_error when it could not be made durable: in
-  // force in this process, lost with it. After more namespaces than Generations::kMaxSpaces were invalidated one by
-  // one, all generations rise together.
+  // force in this process, lost with it. After more than journal_entries / 2 namespaces were invalidated one by one,
+  // all generations rise together.
   std::uint64_t invalidate(const std::uint8_t* space);
 
   struct Inventory {

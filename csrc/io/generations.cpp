@@ -58,7 +58,7 @@ std::string Generations::load() {
     return "it has " + std::to_string(files::size(file_.get())) + " bytes, not " + std::to_string(bytes());
   }
   allocated_ = files::allocated(file_.get());
-  std::vector<JournalEntry> entries(kJournalEntries);
+  std::vector<JournalEntry> entries(capacity_);
   const std::int64_t got = files::read_all(file_.get(), entries.data(), bytes(), 0);
   if (got != static_cast<std::int64_t>(bytes())) return "it cannot be read";
 
@@ -118,7 +118,7 @@ std::uint64_t Generations::advance(const std::uint8_t* space) {
     append(made);
   } catch (const std::system_error&) {
     apply(made);
-    used_ = kJournalEntries;  // the next one rewrites the journal, and with it what this one could not
+    used_ = capacity_;  // the next one rewrites the journal, and with it what this one could not
     throw;
   }
   apply(made);  // only now: a record that names the new generation must not be older than the journal's entry
@@ -126,7 +126,7 @@ std::uint64_t Generations::advance(const std::uint8_t* space) {
 }
 
 void Generations::append(const JournalEntry& made) {
-  if (used_ == kJournalEntries || !file_.valid()) {
+  if (used_ == capacity_ || !file_.valid()) {
     apply(made);
     rewrite();
     return;
@@ -139,12 +139,12 @@ void Generations::append(const JournalEntry& made) {
 
 // A new journal with one entry per namespace takes the old one's place in one step.
 void Generations::rewrite() {
-  std::vector<JournalEntry> entries(kJournalEntries);
+  std::vector<JournalEntry> entries(capacity_);
   std::size_t used = 0;
   std::uint64_t sequence = sequence_;
   {
     std::lock_guard lock(mutex_);
-    if (spaces_.size() > kMaxSpaces) {
+    if (spaces_.size() > capacity_ / 2) {
       for (const auto& [space, generation] : spaces_) minimum_ = std::max(minimum_, generation);
       ++minimum_;
       spaces_.clear();

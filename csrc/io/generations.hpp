@@ -19,13 +19,12 @@ class Generations {
  public:
   using Space = std::array<std::uint8_t, 32>;
 
-  // Distinct namespaces that are remembered singly. When the journal is full and names more, the minimum is raised
-  // instead, which invalidates every namespace.
-  static constexpr std::size_t kMaxSpaces = kJournalEntries / 2;
+  // Half of the journal's `entries` may name namespaces. When it is full and names more, the minimum is raised instead,
+  // which invalidates every namespace.
+  Generations(std::string dir, const StoreId& id, std::uint32_t entries)
+      : dir_(std::move(dir)), id_(id), capacity_(entries) {}
 
-  Generations(std::string dir, const StoreId& id) : dir_(std::move(dir)), id_(id) {}
-
-  static std::uint64_t bytes() { return std::uint64_t{kJournalEntries} * sizeof(JournalEntry); }
+  static std::uint64_t bytes(std::uint32_t entries) { return std::uint64_t{entries} * sizeof(JournalEntry); }
 
   std::uint64_t allocated() const { return allocated_; }  // bytes on disk
 
@@ -58,10 +57,12 @@ class Generations {
   void apply(const JournalEntry& entry);
   void append(const JournalEntry& entry);
   void rewrite();
+  std::uint64_t bytes() const { return bytes(capacity_); }
   std::string path() const { return dir_ + "/generations"; }
 
   const std::string dir_;
   const StoreId id_;
+  const std::uint32_t capacity_;
   files::Fd file_;
   std::mutex writing_;  // one advance() at a time; held while the device syncs
   std::size_t used_ = 0;
