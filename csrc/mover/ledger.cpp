@@ -1,0 +1,372 @@
+#include "mover/ledger.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace kvtier {
+namespace {
+
+constexpr std::size_t kSpareTransfers = 64;
+constexpr std::uint32_t kSparePages = 1024;  // larger ones give their memory back
+
+// Worth more than a queued store: someone waits more urgently, or earlier. Arrival does not count.
+bool worth_more(const Order& order, const Transfer& queued) {
+  if (order.priority != queued.priority) return order.priority < queued.priority;
+  return order.deadline < queued.deadline;
+}
+
+bool worth_less(const Transfer& a, const Transfer& b) {
+  if (a.priority != b.priority) return a.priority > b.priority;
+  if (a.deadline != b.deadline) return a.deadline > b.deadline;
+  return a.sequence > b.sequence;
+}
+
+}  // namespace
+
+Ledger::Ledger(const LedgerOptions& options) : options_(options) {
+  lanes_.reserve(kLanes);
+  for (int i = 0; i < kLanes; ++i) lanes_.emplace_back(options.max_transfers);
+  owned_.reserve(options.max_transfers);
+  spare_.reserve(options.max_transfers);
+  live_.reserve(options.max_transfers);
+  by_ticket_.reserve(options.max_transfers);
+}
+
+// ---- orders ------------------------------------------------------------------------------------------------------
+
+Submit Ledger::submit(const Order& order, Time now) {
+  if (closed_) return Submit::kClosed;
+  if (by_ticket_.contains(order.ticket)) return Submit::kDuplicate;
+  expire(now);
+  Lane lanes[kMaxHops];
+  const int hops = static_cast<int>(order.path.size()) - 1;
+  for (int h = 0; h < hops; ++h) lanes[h] = *lane_between(order.path[h], order.path[h + 1]);
+  if (by_ticket_.size() >= options_.max_transfers || order.count > options_.queue_pages) return Submit::kFull;
+  if (held_pages_ + order.count > std::uint64_t{kLanes} * options_.queue_pages) return Submit::kFull;
+  if (!make_room(order, {lanes, static_cast<std::size_t>(hops)}, now)) return Submit::kFull;
+
+  Transfer& t = *new_transfer();
+  fill(t, order, now);
+  by_ticket_.emplace(t.ticket, &t);
+  held_pages_ += t.count;
+  t.live_index = live_.size();
+  live_.push_back(&t);
+  next_deadline_ = std::min(next_deadline_, t.deadline);
+  for (int h = 0; h < hops; ++h) {
+    state(lanes[h]).queued += t.count;
+    ++state(lanes[h]).totals.transfers;
+  }
+  for (std::uint32_t page = 0; page < t.count; ++page) queue_page(t.hops[0], page, now);
+  conclude(t, now);
+  return Submit::kAccepted;
+}
+
+std::uint64_t Ledger::shortage(Lane lane, std::uint32_t count) const {
+  const std::uint64_t wanted = lanes_[index_of(lane)].queued + count;
+  return wanted > options_.queue_pages ? wanted - options_.queue_pages : 0;
+}
+
+bool Ledger::make_room(const Order& order, std::span<const Lane> lanes, Time now) {
+  const auto droppable = [&](const Transfer& t, Lane lane) -> std::uint64_t {
+    if (t.is_load() || t.has_ended() || !worth_more(order, t)) return 0;
+    for (int h = 0; h < t.hop_count; ++h) {
+      if (t.hops[h].lane == lane) return t.hops[h].unsettled - t.hops[h].in_flight;
+    }
+    return 0;
+  };
+  for (const Lane lane : lanes) {  // nothing is dropped in vain
+    const std::uint64_t missing = shortage(lane, order.count);
+    if (missing == 0) continue;
+    if (!is_store(lanes[0])) return false;
+    std::uint64_t gain = 0;
+    for (const Transfer* t : live_) gain += droppable(*t, lane);
+    if (gain < missing) return false;
+  }
+  std::vector<Transfer*> stores;
+  for (const Lane lane : lanes) {
+    if (shortage(lane, order.count) == 0) continue;
+    stores.clear();
+    for (Transfer* t : live_) {
+      if (droppable(*t, lane) != 0) stores.push_back(t);
+    }
+    std::sort(stores.begin(), stores.end(), [](const Transfer* a, const Transfer* b) { return worth_less(*a, *b); });
+    for (auto victim = stores.begin(); shortage(lane, order.count) != 0; ++victim) {
+      end(**victim, PageStatus::kCancelled, now);
+    }
+  }
+  return true;
+}
+
+Transfer* Ledger::new_transfer() {
+  if (!spare_.empty()) {
+    Transfer* t = spare_.back();
+    spare_.pop_back();
+    return t;
+  }
+  owned_.push_back(std::make_unique<Transfer>());
+  return owned_.back().get();
+}
+
+void Ledger::fill(Transfer& t, const Order& order, Time now) {
+  t.ticket = order.ticket;
+  t.priority = order.priority;
+  t.deadline = order.deadline;
+  t.submitted = now;
+  t.sequence = ++sequence_;
+  t.count = order.count;
+  t.hop_count = static_cast<int>(order.path.size()) - 1;
+  t.slots.assign(order.slots, order.slots + order.path.size() * order.count);
+  t.identity_words = order.identity_bytes / sizeof(std::uint64_t);
+  t.identities.resize(t.identity_words * order.count);
+  if (order.count != 0) std::memcpy(t.identities.data(), order.identities, order.identity_bytes * order.count);
+  t.status.assign(static_cast<std::size_t>(t.hop_count) * order.count, PageStatus::kPending);
+  t.unsettled = order.count * static_cast<std::uint32_t>(t.hop_count);
+  t.ended.store(PageStatus::kPending, std::memory_order_relaxed);
+  t.reported_early = t.listed = false;
+  t.next_listed = nullptr;
+  for (int h = 0; h < t.hop_count; ++h) {
+    Hop& hop = t.hops[h];
+    std::vector<std::uint32_t> ready = std::move(hop.ready);
+    ready.clear();
+    ready.reserve(order.count);
+    hop = Hop{};
+    hop.ready = std::move(ready);
+    hop.transfer = &t;
+    hop.index = h;
+    hop.lane = *lane_between(order.path[h], order.path[h + 1]);
+    hop.unsettled = order.count;
+  }
+}
+
+bool Ledger::cancel(Ticket ticket, Time now) {
+  const auto found = by_ticket_.find(ticket);
+  if (found == by_ticket_.end() || found->second->unsettled == 0) return false;
+  if (!found->second->has_ended()) end(*found->second, PageStatus::kCancelled, now);
+  return true;
+}
+
+void Ledger::expire(Time now) {
+  if (now < next_deadline_) return;
+  next_deadline_ = kNever;
+  for (std::size_t i = live_.size(); i-- > 0;) {  // backwards: ending one may take it out of live_
+    Transfer& t = *live_[i];
+    if (t.has_ended()) continue;
+    if (t.deadline <= now) {
+      end(t, PageStatus::kOverdue, now);
+    } else {
+      next_deadline_ = std::min(next_deadline_, t.deadline);
+    }
+  }
+}
+
+void Ledger::end(Transfer& t, PageStatus why, Time now) {
+  if (t.has_ended() || t.unsettled == 0) return;
+  t.ended.store(why, std::memory_order_relaxed);
+  for (int h = 0; h < t.hop_count; ++h) fail_waiting(t, t.hops[h], why, why);
+  for (int h = 0; h + 1 < t.hop_count; ++h) {  // what is in flight goes no further
+    for (std::uint32_t page = 0; page < t.count; ++page) {
+      if (t.at(h, page) == PageStatus::kPending && t.at(h + 1, page) == PageStatus::kPending) mark(t, h + 1, page, why);
+    }
+  }
+  conclude(t, now);
+}
+
+void Ledger::take_disk_offline(Time now) {
+  if (offline_) return;
+  offline_ = true;
+  for (std::size_t i = live_.size(); i-- > 0;) {
+    Transfer& t = *live_[i];
+    for (int h = 0; h < t.hop_count; ++h) {
+      if (is_disk(t.hops[h].lane)) fail_waiting(t, t.hops[h], PageStatus::kOffline, PageStatus::kSkipped);
+    }
+    conclude(t, now);
+  }
+}
+
+void Ledger::close(Time now) {
+  closed_ = true;
+  for (std::size_t i = live_.size(); i-- > 0;) end(*live_[i], PageStatus::kCancelled, now);
+}
+
+// ---- pages -------------------------------------------------------------------------------------------------------
+
+void Ledger::queue_page(Hop& hop, std::uint32_t page, Time now) {
+  if (offline_ && is_disk(hop.lane)) {
+    mark(*hop.transfer, hop.index, page, PageStatus::kOffline);
+    for (int h = hop.index + 1; h < hop.transfer->hop_count; ++h) mark(*hop.transfer, h, page, PageStatus::kSkipped);
+    return;
+  }
+  if (hop.ready.empty()) hop.ready_since = now;
+  hop.ready.push_back(page);
+  LaneQueue& queue = state(hop.lane).queue;
+  if (!queue.contains(hop)) queue.push(hop);
+}
+
+// Settles the pages that wait for this hop, and their later hops.
+void Ledger::fail_waiting(Transfer& t, Hop& hop, PageStatus status, PageStatus later) {
+  LaneQueue& queue = state(hop.lane).queue;
+  if (queue.contains(hop)) queue.remove(hop);
+  for (; hop.has_ready(); ++hop.head) {
+    const std::uint32_t page = hop.ready[hop.head];
+    mark(t, hop.index, page, status);
+    for (int h = hop.index + 1; h < t.hop_count; ++h) mark(t, h, page, later);
+  }
+}
+
+void Ledger::mark(Transfer& t, int index, std::uint32_t page, PageStatus status) {
+  Hop& hop = t.hops[index];
+  LaneState& lane = state(hop.lane);
+  t.at(index, page) = status;
+  --t.unsettled;
+  --hop.unsettled;
+  --lane.queued;
+  ++lane.totals.by_status[static_cast<int>(status)];
+  if (status != PageStatus::kOk) return;
+  hop.bytes += page_bytes(hop.lane);
+  lane.totals.bytes += page_bytes(hop.lane);
+  ++lane.totals.pages;
+}
+
+bool Ledger::allows(Lane lane) const {
+  const LaneState& s = lanes_[index_of(lane)];
+  return !s.queue.empty() && (s.in_flight == 0 || s.in_flight + page_bytes(lane) <= options_.bytes_in_flight);
+}
+
+bool Ledger::has_work(std::span<const Lane> lanes) const {
+  return std::any_of(lanes.begin(), lanes.end(), [this](Lane lane) { return allows(lane); });
+}
+
+bool Ledger::take(std::span<const Lane> lanes, std::uint32_t max_pages, std::size_t max_bytes, Time now, Chunk* chunk) {
+  expire(now);
+  Hop* hop = nullptr;
+  for (const Lane lane : lanes) {
+    if (!allows(lane)) continue;
+    Hop* best = state(lane).queue.best();
+    if (hop == nullptr || serves_before(*best, *hop)) hop = best;
+  }
+  if (hop == nullptr || max_pages == 0) return false;
+
+  LaneState& lane = state(hop->lane);
+  const std::size_t size = page_bytes(hop->lane);
+  const std::size_t room = options_.bytes_in_flight > lane.in_flight ? options_.bytes_in_flight - lane.in_flight : 0;
+  const std::size_t fits = std::max<std::size_t>(1, std::min(room, max_bytes) / size);
+  const std::size_t limit = std::min<std::size_t>({fits, max_pages, Chunk::kMaxPages, hop->ready.size() - hop->head});
+  chunk->transfer = hop->transfer;
+  chunk->hop = hop->index;
+  chunk->lane = hop->lane;
+  chunk->count = static_cast<std::uint32_t>(limit);
+  std::copy_n(hop->ready.begin() + static_cast<std::ptrdiff_t>(hop->head), limit, chunk->pages);
+  hop->head += limit;
+  if (!hop->has_ready()) lane.queue.remove(*hop);
+
+  if (!hop->waited) {
+    hop->waited = true;
+    hop->queue_wait = now - hop->ready_since;
+    lane.queue_wait += hop->queue_wait;
+  }
+  lane.in_flight += limit * size;
+  for (std::size_t i = 0; i < limit; ++i) {
+    hop->busy.begin(now);
+    lane.busy.begin(now);
+  }
+  hop->in_flight += chunk->count;
+  return true;
+}
+
+void Ledger::finish(Transfer& t, int index, std::span<const std::uint32_t> pages, const PageStatus* status, Time now) {
+  Hop& hop = t.hops[index];
+  LaneState& lane = state(hop.lane);
+  hop.in_flight -= static_cast<std::uint32_t>(pages.size());
+  for (std::size_t i = 0; i < pages.size(); ++i) {
+    hop.busy.end(now);
+    lane.busy.end(now);
+    mark(t, index, pages[i], status[i]);
+    const int next = index + 1;
+    if (next == t.hop_count || t.at(next, pages[i]) != PageStatus::kPending) continue;
+    if (status[i] == PageStatus::kOk) {
+      queue_page(t.hops[next], pages[i], now);
+    } else {
+      mark(t, next, pages[i], PageStatus::kSkipped);
+    }
+  }
+  conclude(t, now);
+}
+
+// ---- reports -----------------------------------------------------------------------------------------------------
+
+void Ledger::conclude(Transfer& t, Time now) {
+  if (t.unsettled == 0) {
+    if (t.live_index >= live_.size() || live_[t.live_index] != &t) return;  // said already
+    t.finished = now;
+    live_[t.live_index] = live_.back();
+    live_[t.live_index]->live_index = t.live_index;
+    live_.pop_back();
+    list(t);
+    return;
+  }
+  if (!t.has_ended() || t.reported_early) return;
+  // Copies end by themselves in microseconds; only disk I/O may hang, so only for it is an early word worth saying.
+  for (int h = 0; h < t.hop_count; ++h) {
+    if (!is_disk(t.hops[h].lane) && t.hops[h].in_flight != 0) return;
+  }
+  t.reported_early = true;
+  list(t);
+}
+
+void Ledger::list(Transfer& t) {
+  ++reports_;
+  if (t.listed) return;  // an early report not yet read becomes the final one
+  t.listed = true;
+  t.next_listed = nullptr;
+  (last_listed_ == nullptr ? first_listed_ : last_listed_->next_listed) = &t;
+  last_listed_ = &t;
+}
+
+bool Ledger::next_report(Completion* out, Time now) {
+  Transfer* t = first_listed_;
+  if (t == nullptr) return false;
+  first_listed_ = t->next_listed;
+  if (first_listed_ == nullptr) last_listed_ = nullptr;
+  t->listed = false;
+  out->ticket = t->ticket;
+  out->final = t->unsettled == 0;
+  out->count = t->count;
+  out->hop_count = t->hop_count;
+  out->submitted_s = to_seconds(t->submitted.time_since_epoch());
+  out->finished_s = to_seconds((out->final ? t->finished : now).time_since_epoch());
+  for (int h = 0; h < t->hop_count; ++h) {
+    const Hop& hop = t->hops[h];
+    out->hops[h] = {hop.lane, hop.bytes, to_seconds(hop.queue_wait), to_seconds(hop.busy.total())};
+  }
+  if (!out->final) {
+    out->status = t->status;
+    return true;
+  }
+  out->status = std::move(t->status);
+  by_ticket_.erase(t->ticket);
+  held_pages_ -= t->count;
+  retire(t);
+  return true;
+}
+
+void Ledger::retire(Transfer* t) {
+  if (spare_.size() < kSpareTransfers && t->count <= kSparePages) {
+    spare_.push_back(t);
+    return;
+  }
+  const auto found = std::find_if(owned_.begin(), owned_.end(), [t](const auto& owned) { return owned.get() == t; });
+  std::swap(*found, owned_.back());
+  owned_.pop_back();
+}
+
+LaneStats Ledger::stats(Lane lane) const {
+  const LaneState& s = lanes_[index_of(lane)];
+  LaneStats out = s.totals;
+  out.queued_pages = s.queued;
+  out.bytes_in_flight = s.in_flight;
+  out.busy_s = to_seconds(s.busy.total());
+  out.queue_s = to_seconds(s.queue_wait);
+  return out;
+}
+
+}  // namespace kvtier

@@ -1,0 +1,112 @@
+// The mover's book-keeping: which transfers live, which pages wait for which lane, what became of each. It has no
+// thread, no lock and no clock of its own: the scheduler guards it and tells it the time, and tests drive it alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "mover/lane_queue.hpp"
+#include "mover/transfer.hpp"
+
+namespace kvtier {
+
+struct LedgerOptions {
+  std::size_t device_page_bytes = 0;       // moved by a device lane: the payload
+  std::size_t disk_page_bytes = 0;         // moved by a disk lane: the padded page
+  std::size_t bytes_in_flight = 8u << 20;  // per lane; one page may always move
+  std::uint32_t queue_pages = 1u << 15;    // unsettled pages per lane; 4 × this many not yet polled
+  std::uint32_t max_transfers = 4096;      // not yet polled, finished or not
+};
+
+enum class Submit { kAccepted, kFull, kClosed, kDuplicate };
+
+struct LaneStats {
+  std::uint64_t transfers = 0;  // hops queued
+  std::uint64_t pages = 0;      // moved with status OK
+  std::uint64_t bytes = 0;
+  std::uint64_t queued_pages = 0;  // unsettled now
+  std::uint64_t bytes_in_flight = 0;
+  double busy_s = 0;
+  double queue_s = 0;
+  std::uint64_t by_status[kPageStatuses] = {};
+};
+
+class Ledger {
+ public:
+  explicit Ledger(const LedgerOptions& options);
+
+  // A store that finds the queue full first drops queued stores that are worth less, if that makes room.
+  Submit submit(const Order& order, Time now);
+  bool cancel(Ticket ticket, Time now);
+  void expire(Time now);  // ends what is overdue
+  Time next_deadline() const { return next_deadline_; }
+
+  bool has_work(std::span<const Lane> lanes) const;  // that the caps allow now
+  // Pages for an executor of these lanes, in the order of service; false if there are none that the caps allow.
+  bool take(std::span<const Lane> lanes, std::uint32_t max_pages, std::size_t max_bytes, Time now, Chunk* chunk);
+  // The taken pages have ended, with a status each.
+  void finish(Transfer& transfer, int hop, std::span<const std::uint32_t> pages, const PageStatus* status, Time now);
+  // Their bytes no longer count as in flight: they ended, or hang and must not hold up the rest.
+  void release_bytes(Lane lane, std::size_t pages) { lanes_[index_of(lane)].in_flight -= pages * page_bytes(lane); }
+  void end(Transfer& transfer, PageStatus why, Time now);  // no further hop of it starts
+  void take_disk_offline(Time now);                        // queued and future disk hops fail at once
+  void close(Time now);                                    // cancels all, refuses more
+
+  bool has_reports() const { return first_listed_ != nullptr; }
+  std::uint64_t reports() const { return reports_; }  // listed since construction
+  bool next_report(Completion* completion, Time now);
+
+  std::size_t pending() const { return by_ticket_.size(); }  // not yet reported to their end
+  bool knows(Ticket ticket) const { return by_ticket_.contains(ticket); }
+  bool closed() const { return closed_; }
+  bool offline() const { return offline_; }
+  LaneStats stats(Lane lane) const;
+  std::size_t page_bytes(Lane lane) const {
+    return is_disk(lane) ? options_.disk_page_bytes : options_.device_page_bytes;
+  }
+
+ private:
+  struct LaneState {
+    explicit LaneState(std::size_t capacity) : queue(capacity) {}
+    LaneQueue queue;
+    std::uint64_t queued = 0;
+    std::size_t in_flight = 0;  // bytes
+    BusyMeter busy;
+    Clock::duration queue_wait{};
+    LaneStats totals;
+  };
+
+  LaneState& state(Lane lane) { return lanes_[index_of(lane)]; }
+  bool allows(Lane lane) const;
+  std::uint64_t shortage(Lane lane, std::uint32_t count) const;
+  bool make_room(const Order& order, std::span<const Lane> lanes, Time now);
+  Transfer* new_transfer();
+  void fill(Transfer& transfer, const Order& order, Time now);
+  void queue_page(Hop& hop, std::uint32_t page, Time now);
+  void mark(Transfer& transfer, int hop, std::uint32_t page, PageStatus status);
+  void fail_waiting(Transfer& transfer, Hop& hop, PageStatus status, PageStatus later);
+  void conclude(Transfer& transfer, Time now);
+  void list(Transfer& transfer);
+  void retire(Transfer* transfer);
+
+  LedgerOptions options_;
+  std::vector<LaneState> lanes_;
+  std::vector<std::unique_ptr<Transfer>> owned_;
+  std::vector<Transfer*> spare_;  // recycled, with their memory: a steady state allocates next to nothing
+  std::vector<Transfer*> live_;
+  std::unordered_map<Ticket, Transfer*> by_ticket_;
+  std::uint64_t held_pages_ = 0;  // of transfers not yet polled to their end: bounds the memory
+  std::uint64_t sequence_ = 0;
+  Time next_deadline_ = kNever;
+  bool offline_ = false;
+  bool closed_ = false;
+  Transfer* first_listed_ = nullptr;
+  Transfer* last_listed_ = nullptr;
+  std::uint64_t reports_ = 0;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,149 @@
+#include "mover/mover.hpp"
+
+#include <unistd.h>
+
+#include <stdexcept>
+
+namespace kvtier {
+namespace {
+
+const char* tier_name(Tier tier) {
+  constexpr const char* names[kTiers] = {"device", "host", "disk", "remote"};
+  return static_cast<int>(tier) < kTiers ? names[static_cast<int>(tier)] : "unknown";
+}
+
+std::string path_text(std::span<const Tier> path) {
+  std::string text;
+  for (const Tier tier : path) text += (text.empty() ? "" : " -> ") + std::string(tier_name(tier));
+  return text.empty() ? "(empty)" : text;
+}
+
+[[noreturn]] void refuse(const std::string& text) { throw std::invalid_argument(text); }
+
+}  // namespace
+
+Mover::Mover(const DevicePool* device, HostArena* host, DiskStore* disk, const MoverOptions& options)
+    : device_(device), host_(host), disk_(disk), process_(::getpid()) {
+  check(options);
+  LedgerOptions ledger;
+  ledger.device_page_bytes = host != nullptr ? host->payload_bytes() : 1;
+  ledger.disk_page_bytes = host != nullptr ? host->page_bytes() : 1;
+  ledger.bytes_in_flight = options.bytes_in_flight;
+  ledger.queue_pages = options.queue_pages;
+  parts_ = std::make_unique<Parts>(ledger);
+  if (device != nullptr && host != nullptr) {
+    parts_->copies =
+        std::make_unique<CopyExecutor>(parts_->scheduler, *host, std::make_unique<CpuCopier>(*device, *host),
+                                       options.copy_threads, options.verify_host);
+  }
+  if (disk != nullptr) {
+    IoOptions io;
+    io.make_engine = options.make_engine;
+    io.verify = options.verify;
+    io.op_bytes = options.op_bytes;
+    io.io_limit = options.io_limit;
+    io.close_limit = options.close_limit;
+    parts_->io = std::make_unique<IoExecutor>(parts_->scheduler, *host, *disk, std::move(io));
+  }
+}
+
+void Mover::check(const MoverOptions& options) const {
+  if (options.copy_threads < 1 || options.copy_threads > 64) {
+    refuse("copy_threads = " + std::to_string(options.copy_threads) + ": 1 to 64 are possible");
+  }
+  if (options.queue_pages < 1) refuse("queue_pages = 0: at least 1 is needed");
+  if (disk_ != nullptr && host_ == nullptr) refuse("disk: a disk tier needs a host tier, through which its pages go");
+  if (host_ != nullptr && device_ != nullptr && device_->payload_bytes() != host_->payload_bytes()) {
+    refuse("device pages have " + std::to_string(device_->payload_bytes()) + " bytes, host pages " +
+           std::to_string(host_->payload_bytes()) + ": they must be equal");
+  }
+  if (disk_ != nullptr && disk_->payload_bytes() != host_->payload_bytes()) {
+    refuse("disk pages have " + std::to_string(disk_->payload_bytes()) + " bytes, host pages " +
+           std::to_string(host_->payload_bytes()) + ": they must be equal");
+  }
+}
+
+Mover::~Mover() { close(); }
+
+Mover::Parts& Mover::parts() const {
+  if (process_ != ::getpid())
+    throw std::runtime_error("a mover works only in the process that made it, not after fork()");
+  return *parts_;
+}
+
+bool Mover::close() {
+  if (process_ != ::getpid()) {  // its threads and locks are the parent's: let it lie
+    static_cast<void>(parts_.release());
+    return true;
+  }
+  parts_->scheduler.close();
+  if (parts_->copies) parts_->copies->join();
+  if (parts_->io) parts_->io->join();
+  return !parts_->io || !parts_->io->stuck();
+}
+
+Submit Mover::submit(const Order& order) {
+  Parts& p = parts();
+  check(order);
+  return p.scheduler.submit(order);
+}
+
+Slot Mover::slots_of(Tier tier) const {
+  switch (tier) {
+    case Tier::kDevice:
+      return device_ != nullptr ? device_->slots() : 0;
+    case Tier::kHost:
+      return host_ != nullptr ? host_->slots() : 0;
+    case Tier::kDisk:
+      return disk_ != nullptr ? disk_->slots() : 0;
+    default:
+      return 0;
+  }
+}
+
+void Mover::check(const Order& order) const {
+  if (order.ticket == 0) refuse("ticket = 0: tickets start at 1");
+  if (static_cast<int>(order.priority) > static_cast<int>(Priority::kBackground)) {
+    refuse("priority = " + std::to_string(static_cast<int>(order.priority)) + ": 0 demand, 1 prefetch, 2 background");
+  }
+  bool known = order.path.size() == 2 || (order.path.size() == 3 && order.path[0] != order.path[2]);
+  for (std::size_t i = 0; known && i + 1 < order.path.size(); ++i) {
+    known = lane_between(order.path[i], order.path[i + 1]).has_value();
+  }
+  if (!known)
+    refuse("path = " + path_text(order.path) + ": neighbours among device, host, disk, one way, are possible");
+  for (std::size_t place = 0; place < order.path.size(); ++place) {
+    const Slot slots = slots_of(order.path[place]);
+    const std::string name = tier_name(order.path[place]);
+    if (slots == 0) refuse("path = " + path_text(order.path) + ": this mover has no " + name + " tier");
+    for (std::uint32_t page = 0; page < order.count; ++page) {
+      const Slot slot = order.slots[place * order.count + page];
+      if (slot >= slots) {
+        refuse("slots: " + name + " slot " + std::to_string(slot) + ": the tier has " + std::to_string(slots) +
+               " slots");
+      }
+    }
+  }
+  const bool whole = order.identity_bytes >= kIdentityHead && order.identity_bytes % 8 == 0;
+  if (!whole || (disk_ != nullptr && order.identity_bytes != identity_bytes(disk_->label_bytes()))) {
+    const std::string want = disk_ != nullptr ? std::to_string(identity_bytes(disk_->label_bytes())) : "112 or more";
+    refuse("identities: " + std::to_string(order.identity_bytes) + " bytes each: " + want + " are needed");
+  }
+}
+
+bool Mover::wait(std::chrono::nanoseconds timeout, std::uint64_t seen) {
+  return parts().scheduler.wait(Clock::now() + timeout, seen);
+}
+
+MoverStats Mover::stats() const {
+  const Parts& p = parts();
+  MoverStats out;
+  for (int i = 0; i < kLanes; ++i) out.lanes[i] = p.scheduler.stats(static_cast<Lane>(i));
+  out.has_disk = p.io != nullptr;
+  if (p.io) out.io = p.io->stats();
+  out.offline = p.scheduler.offline();
+  out.pending = p.scheduler.pending();
+  return out;
+}
+
+}  // namespace kvtier

@@ -1,0 +1,84 @@
+// The data plane's front: takes transfers, moves their pages on its own threads, reports each once (see Completion).
+// Every method may be called from any thread; only wait() and close() take time.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "copy/host_arena.hpp"
+#include "copy/segments.hpp"
+#include "io/disk_store.hpp"
+#include "mover/copy_executor.hpp"
+#include "mover/io_executor.hpp"
+#include "mover/scheduler.hpp"
+
+namespace kvtier {
+
+struct MoverOptions {
+  unsigned copy_threads = 1;
+  std::size_t bytes_in_flight = 8u << 20;  // per lane
+  std::uint32_t queue_pages = 1u << 15;    // per lane
+  bool verify = true;                      // checksum of what the disk gave
+  bool verify_host = false;                // checksum of a host page before the device gets it
+  std::size_t op_bytes = 1u << 20;         // of merged I/O
+  std::chrono::nanoseconds io_limit = std::chrono::seconds(5);
+  std::chrono::nanoseconds close_limit = std::chrono::seconds(2);
+  EngineFactory make_engine;  // needed with a disk
+};
+
+struct MoverStats {
+  LaneStats lanes[kLanes];
+  IoStats io;
+  bool has_disk = false;
+  bool offline = false;
+  std::uint64_t pending = 0;
+};
+
+class Mover {
+ public:
+  // Each tier may be null (a disk needs a host): paths through it are refused then. All must outlive the mover.
+  // Throws std::invalid_argument.
+  Mover(const DevicePool* device, HostArena* host, DiskStore* disk, const MoverOptions& options);
+  ~Mover();
+
+  // Throws std::invalid_argument for an order that makes no sense; nothing was taken then. Anything but kAccepted and
+  // kDuplicate means "not now": the caller recomputes, or drops the store.
+  Submit submit(const Order& order);
+  bool cancel(Ticket ticket) { return parts().scheduler.cancel(ticket); }
+  std::size_t poll(std::vector<Completion>* out) { return parts().scheduler.poll(out); }
+  bool wait(std::chrono::nanoseconds timeout, std::uint64_t seen);
+  std::uint64_t reports() const { return parts().scheduler.reports(); }
+  int fd() const { return parts().scheduler.fd(); }
+  void arm(bool on) { parts().scheduler.arm(on); }
+  std::size_t pending() const { return parts().scheduler.pending(); }          // not yet polled to their end
+  bool knows(Ticket ticket) const { return parts().scheduler.knows(ticket); }  // among the pending
+  MoverStats stats() const;
+
+  // Cancels everything, ends the threads, settles what is left; poll() then tells the rest. False: an operation never
+  // returned, and the arena and the disk's file must stay as they are for as long as the process lives.
+  bool close();
+
+ private:
+  struct Parts {
+    explicit Parts(const LedgerOptions& options) : scheduler(options) {}
+    Scheduler scheduler;
+    std::unique_ptr<CopyExecutor> copies;
+    std::unique_ptr<IoExecutor> io;
+  };
+  Parts& parts() const;
+  void check(const MoverOptions& options) const;
+  void check(const Order& order) const;
+  Slot slots_of(Tier tier) const;
+
+  const DevicePool* device_;
+  HostArena* host_;
+  DiskStore* disk_;
+  const int process_;  // a forked child has none of the threads
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,185 @@
+#include "mover/scheduler.hpp"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+namespace kvtier {
+
+Scheduler::Scheduler(const LedgerOptions& options) : ledger_(options), fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+}
+
+Scheduler::~Scheduler() { ::close(fd_); }
+
+void Scheduler::announce() {
+  if (ledger_.has_work(kCopyLanes)) copy_work_.notify_one();
+  if (ledger_.has_work(kDiskLanes)) {
+    disk_work_.notify_one();
+    wake_reaper();
+  }
+  if (ledger_.reports() != announced_) {
+    announced_ = ledger_.reports();
+    reported_.notify_all();
+  }
+  if (armed_ && !signalled_ && ledger_.has_reports()) {
+    signalled_ = eventfd_write(fd_, 1) == 0;
+  }
+}
+
+void Scheduler::wake_reaper() {
+  if (!waker_armed_ || !waker_) return;
+  waker_armed_ = false;
+  waker_();
+}
+
+// ---- callers -----------------------------------------------------------------------------------------------------
+
+Submit Scheduler::submit(const Order& order) {
+  const std::lock_guard lock(mutex_);
+  const Submit result = ledger_.submit(order, Clock::now());
+  announce();
+  return result;
+}
+
+bool Scheduler::cancel(Ticket ticket) {
+  const std::lock_guard lock(mutex_);
+  const bool known = ledger_.cancel(ticket, Clock::now());
+  announce();
+  return known;
+}
+
+std::size_t Scheduler::poll(std::vector<Completion>* out) {
+  const std::lock_guard lock(mutex_);
+  const Time now = Clock::now();
+  ledger_.expire(now);
+  std::size_t count = 0;
+  for (Completion completion; ledger_.next_report(&completion, now); ++count) out->push_back(std::move(completion));
+  if (signalled_) {  // whoever armed it stays armed: this poll may be another thread's
+    eventfd_t ignored;
+    eventfd_read(fd_, &ignored);
+    signalled_ = false;
+  }
+  return count;
+}
+
+bool Scheduler::wait(Time until, std::uint64_t seen) {
+  std::unique_lock lock(mutex_);
+  const auto something = [&] { return ledger_.has_reports() || ledger_.reports() != seen; };
+  reported_.wait_until(lock, until, [&] { return something() || ledger_.closed(); });
+  return something();
+}
+
+std::uint64_t Scheduler::reports() const {
+  const std::lock_guard lock(mutex_);
+  return ledger_.reports();
+}
+
+void Scheduler::arm(bool on) {
+  const std::lock_guard lock(mutex_);
+  armed_ = on;
+  announce();
+}
+
+std::size_t Scheduler::pending() const {
+  const std::lock_guard lock(mutex_);
+  return ledger_.pending();
+}
+
+bool Scheduler::knows(Ticket ticket) const {
+  const std::lock_guard lock(mutex_);
+  return ledger_.knows(ticket);
+}
+
+LaneStats Scheduler::stats(Lane lane) const {
+  const std::lock_guard lock(mutex_);
+  return ledger_.stats(lane);
+}
+
+bool Scheduler::offline() const {
+  const std::lock_guard lock(mutex_);
+  return ledger_.offline();
+}
+
+void Scheduler::close() {
+  const std::lock_guard lock(mutex_);
+  ledger_.close(Clock::now());
+  announce();
+  wake_reaper();
+  copy_work_.notify_all();
+  disk_work_.notify_all();
+  reported_.notify_all();
+}
+
+// ---- executors ---------------------------------------------------------------------------------------------------
+
+bool Scheduler::take_copy(Chunk* chunk) {
+  // Small enough that a demand load waits for a background store's chunk for a fraction of a millisecond.
+  constexpr std::size_t kChunkBytes = 1u << 20;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const bool taken = ledger_.take(kCopyLanes, Chunk::kMaxPages, kChunkBytes, Clock::now(), chunk);
+    announce();  // what expired; and another thread, if there is more to take
+    if (taken) return true;
+    if (ledger_.closed()) return false;
+    copy_work_.wait(lock);
+  }
+}
+
+bool Scheduler::take_disk(std::uint32_t max_pages, std::size_t max_bytes, Chunk* chunk) {
+  const std::lock_guard lock(mutex_);
+  const bool taken = ledger_.take(kDiskLanes, max_pages, max_bytes, Clock::now(), chunk);
+  announce();
+  return taken;
+}
+
+bool Scheduler::wait_disk() {
+  std::unique_lock lock(mutex_);
+  disk_work_.wait(lock, [&] { return ledger_.has_work(kDiskLanes) || ledger_.closed(); });
+  return ledger_.has_work(kDiskLanes);
+}
+
+Time Scheduler::before_reap(bool wants_work) {
+  const std::lock_guard lock(mutex_);
+  ledger_.expire(Clock::now());
+  announce();
+  if (wants_work && ledger_.has_work(kDiskLanes)) return Time::min();
+  waker_armed_ = wants_work;
+  return ledger_.next_deadline();
+}
+
+void Scheduler::set_waker(std::function<void()> waker) {
+  const std::lock_guard lock(mutex_);
+  waker_ = std::move(waker);
+  waker_armed_ = false;
+}
+
+bool Scheduler::closed() const {
+  const std::lock_guard lock(mutex_);
+  return ledger_.closed();
+}
+
+void Scheduler::finish(Transfer& transfer, int hop, std::span<const std::uint32_t> pages, const PageStatus* status,
+                       bool release_bytes) {
+  const std::lock_guard lock(mutex_);
+  if (release_bytes) ledger_.release_bytes(transfer.hops[hop].lane, pages.size());
+  ledger_.finish(transfer, hop, pages, status, Clock::now());
+  announce();
+}
+
+void Scheduler::stalled(Transfer& transfer, Lane lane, std::size_t pages) {
+  const std::lock_guard lock(mutex_);
+  ledger_.release_bytes(lane, pages);
+  ledger_.end(transfer, PageStatus::kOverdue, Clock::now());
+  announce();
+}
+
+void Scheduler::take_disk_offline() {
+  const std::lock_guard lock(mutex_);
+  ledger_.take_disk_offline(Clock::now());
+  announce();
+}
+
+}  // namespace kvtier

@@ -1,0 +1,369 @@
+"""The data plane's front: transfers in, completions out.
+
+The control plane submits :class:`Transfer`s and polls :class:`Completion`s; native threads move the bytes and never
+need the GIL. This is the only module that knows threads and the event loop: a background thread with a uvloop loop,
+started at the first use of :meth:`Mover.wait_for` or :meth:`Mover.call_at`, hears of completions through one eventfd.
+
+Protocol. A ticket is the caller's and unused by any transfer that is not reported to its end. A transfer is reported
+finally once, and at most once before that: when it was cancelled, overdue or hung and only disk I/O of it is still
+under way. A status that is not PENDING never changes; until a page's hop has one, its source must stay and its
+destination may still be written. Every completion comes out of :meth:`Mover.poll`, also of those that somebody awaits.
+
+After ``fork()`` a mover works in the parent alone; in the child every method raises :class:`RuntimeError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import IntEnum
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import uvloop
+
+from kvtier import _core
+
+if TYPE_CHECKING:
+    from kvtier.config import CacheConfig
+    from kvtier.tiers.device import DevicePool
+    from kvtier.tiers.disk import DiskStore
+    from kvtier.tiers.host import HostArena
+
+__all__ = ["Completion", "HopReport", "Mover", "Priority", "Timer", "Transfer"]
+
+INBOX_LIMIT = 4096  # completions collected and not polled, after which nothing more is taken
+JOIN_LIMIT = 10.0  # seconds that close() waits for the background thread
+
+_kept: list[_core.Mover] = []  # of movers with an I/O that never returned and may still write to its page
+
+
+class Priority(IntEnum):
+    """Who waits for a transfer; smaller is served first."""
+
+    DEMAND = 0
+    PREFETCH = 1
+    BACKGROUND = 2
+
+
+class Transfer(NamedTuple):
+    """An order to copy pages along one or two hops, e.g. ``(Tier.DISK, Tier.HOST, Tier.DEVICE)``."""
+
+    ticket: int
+    """Not 0; named in the completions."""
+    path: tuple[_core.Tier, ...]
+    slots: npt.NDArray[np.uint32]
+    """[len(path), pages]: where each page is or goes in each tier."""
+    identities: npt.NDArray[np.uint8]
+    """[pages, identity_bytes]"""
+    priority: Priority = Priority.DEMAND
+    deadline: float = 0.0
+    """On ``time.monotonic()``'s clock; no hop starts after it. 0: none."""
+
+
+class HopReport(NamedTuple):
+    """What one hop of a transfer took."""
+
+    lane: str
+    """offload, onboard, spill or stage"""
+    bytes: int
+    """Moved with status OK."""
+    queue_s: float
+    """From its first page being ready for this hop to that page being taken."""
+    busy_s: float
+    """During which at least one of its pages was being moved."""
+
+
+class Completion(NamedTuple):
+    """What became of a transfer."""
+
+    ticket: int
+    final: bool
+    status: npt.NDArray[np.uint8]
+    """PageStatus per hop and page, [hops, pages]; PENDING only where ``final`` is False."""
+    hops: tuple[HopReport, ...]
+    submitted_s: float
+    finished_s: float
+    """When the data plane settled the last page, whenever that was polled; on ``time.monotonic()``'s clock."""
+
+
+def _completion(native: _core.Completion) -> Completion:
+    hops = tuple(HopReport(hop.lane, hop.bytes, hop.queue_s, hop.busy_s) for hop in native.hops)
+    return Completion(native.ticket, native.final, native.status, hops, native.submitted_s, native.finished_s)
+
+
+class Mover:
+    """Lanes between the tiers that are given; paths through a tier that is None are refused.
+
+    ``bytes_in_flight`` and ``queue_pages`` bound each lane. ``verify``: the checksum of every page read from disk is
+    compared before the page counts as there; ``verify_host``: that of host pages too. Pages side by side in both tiers
+    share an I/O of up to ``op_bytes``. An I/O older than ``io_limit_s`` ends its transfer as overdue; ``close_limit_s``
+    is how long :meth:`close` waits for what is under way. ``faults`` spoils chosen I/O, for tests.
+
+    Methods may be called from any thread; none blocks but ``wait`` and ``close``.
+    """
+
+    def __init__(
+        self,
+        device: DevicePool | None,
+        host: HostArena | None,
+        disk: DiskStore | None,
+        io: str = "auto",
+        *,
+        copy_threads: int = 1,
+        bytes_in_flight: int = 8 << 20,
+        queue_pages: int = 1 << 16,
+        verify_host: bool = False,
+        verify: bool = True,
+        io_limit_s: float = 5.0,
+        close_limit_s: float = 2.0,
+        op_bytes: int = 1 << 20,
+        faults: _core.FaultPlan | None = None,
+    ) -> None:
+        self._native = _core.Mover(
+            device.native if device is not None else None,
+            host.native if host is not None else None,
+            disk.native if disk is not None else None,
+            io,
+            copy_threads=copy_threads,
+            bytes_in_flight=bytes_in_flight,
+            queue_pages=queue_pages,
+            verify_host=verify_host,
+            verify=verify,
+            io_limit_s=io_limit_s,
+            close_limit_s=close_limit_s,
+            op_bytes=op_bytes,
+            faults=faults,
+        )
+        self._pools = (device, host, disk)  # kept alive with what the native side points into
+        self._lock = threading.Lock()  # of what follows; held for a few operations, never while waiting
+        self._inbox: deque[Completion] = deque()
+        self._waiters: dict[int, list[tuple[asyncio.AbstractEventLoop, asyncio.Future[Completion]]]] = {}
+        self._background: _Background | None = None
+        self._clean: bool | None = None  # what close() found
+
+    @classmethod
+    def open(
+        cls, config: CacheConfig, device: DevicePool | None, host: HostArena | None, disk: DiskStore | None
+    ) -> Self:
+        """A mover as ``config`` describes it."""
+        return cls(
+            device,
+            host,
+            disk,
+            config.disk.io,
+            copy_threads=config.mover.copy_threads,
+            bytes_in_flight=int(config.mover.bytes_in_flight),
+            queue_pages=config.mover.queue_pages,
+            verify_host=config.mover.verify_host,
+            verify=config.mover.verify,
+        )
+
+    # ---- transfers ---------------------------------------------------------------------------------------------------
+
+    def submit(self, transfer: Transfer) -> bool:
+        """Queue a transfer; False: the queue is full (or the mover closed), and nothing of it will run.
+
+        A full queue first drops queued stores that are worth less than this one, if that makes room; they are reported
+        as CANCELLED. Raises :class:`ValueError` for a path, slot, identity or ticket that makes no sense.
+        """
+        if len(self._inbox) >= INBOX_LIMIT:  # nobody polls
+            return False
+        ticket, path, slots, identities, priority, deadline = transfer
+        return self._native.submit(ticket, path, slots, identities, int(priority), deadline)
+
+    def cancel(self, ticket: int) -> bool:
+        """Start no further hop of it; False when there is nothing left to cancel. May be repeated."""
+        return self._native.cancel(ticket)
+
+    def poll(self) -> list[Completion]:
+        """What was reported since the last poll. Never blocks, so it may leave something for the next one."""
+        if not self._lock.acquire(blocking=False):
+            return []
+        try:
+            self._collect()
+            out = list(self._inbox)
+            self._inbox.clear()
+            return out
+        finally:
+            self._lock.release()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait, without the GIL, until there is something to poll; False: nothing within ``timeout`` seconds."""
+        seen = self._native.reports()  # before looking, so that what is reported after the look ends the wait
+        if self._inbox:
+            return True
+        return self._native.wait(max(timeout, 0.0), seen)
+
+    def pending(self) -> int:
+        """Transfers whose final completion was not polled."""
+        return self._native.pending() + sum(done.final for done in list(self._inbox))
+
+    def stats(self) -> dict[str, Any]:
+        """``lanes``: for each, counts, bytes, seconds, pages by PageStatus since the start; ``disk``; ``pending``."""
+        return self._native.stats()
+
+    def warnings(self) -> list[str]:
+        """One line for each thing that works worse than it could."""
+        disk = self._native.stats()["disk"]
+        return [text for text in (disk["warning"], disk["note"]) if text]
+
+    def close(self) -> bool:
+        """Cancel everything and end all threads; :meth:`poll` then tells what was left. May be repeated.
+
+        False: an I/O never returned. It may still write to its page, so the pools' memory is kept for as long as the
+        process lives, and the disk's files must stay open.
+        """
+        if self._clean is None:
+            self._clean = self._native.close()
+            if not self._clean:
+                _kept.append(self._native)  # and, by it, the pools
+            with self._lock:
+                self._collect()
+                background, self._background = self._background, None
+            if background is not None:
+                background.close()
+        return self._clean
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- waiting in an event loop --------------------------------------------------------------------------------
+
+    async def wait_for(self, ticket: int, timeout: float) -> Completion:
+        """The final completion of a transfer that was not polled to its end; from any event loop.
+
+        Raises :class:`TimeoutError` after ``timeout`` seconds (the transfer goes on), :class:`LookupError` when there
+        is no such transfer (any more).
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Completion] = loop.create_future()
+        waiter = (loop, future)
+        with self._lock:
+            for done in self._inbox:
+                if done.ticket == ticket and done.final:
+                    return done
+            if not self._native.knows(ticket):
+                raise LookupError(f"ticket = {ticket}: no transfer that is still to be reported")
+            self._waiters.setdefault(ticket, []).append(waiter)
+            background = self._start()
+        background.watch()
+        try:
+            async with asyncio.timeout(timeout):
+                return await future
+        finally:
+            with self._lock:
+                waiting = self._waiters.get(ticket, [])
+                if waiter in waiting:
+                    waiting.remove(waiter)
+                if not waiting:
+                    self._waiters.pop(ticket, None)
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        """Call ``callback`` in the background thread at ``when`` (``time.monotonic()``'s clock). It must not block."""
+        with self._lock:
+            background = self._start()
+        return background.call_at(when, callback)
+
+    def _start(self) -> _Background:
+        if self._clean is not None:
+            raise RuntimeError("the mover is closed")
+        if self._background is None:
+            self._background = _Background(self._native, self._notice)
+        return self._background
+
+    def _notice(self) -> bool:
+        """Runs in the background thread when something was reported; False: nobody waits any more."""
+        with self._lock:
+            self._collect()
+            return bool(self._waiters)
+
+    def _collect(self) -> None:
+        """Move what was reported to the inbox and tell those who wait for it; with the lock held."""
+        for native in self._native.poll():
+            done = _completion(native)
+            self._inbox.append(done)
+            if not done.final:
+                continue
+            for loop, future in self._waiters.pop(done.ticket, ()):
+                try:
+                    loop.call_soon_threadsafe(_resolve, future, done)
+                except RuntimeError:  # its loop was closed: nobody waits
+                    continue
+
+
+def _resolve(future: asyncio.Future[Completion], done: Completion) -> None:
+    if not future.done():
+        future.set_result(done)
+
+
+class Timer:
+    """A call that is still to come."""
+
+    def __init__(self) -> None:
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Do not call; without effect once called. From any thread."""
+        self._cancelled = True
+
+    def _run(self, callback: Callable[[], object]) -> None:
+        if not self._cancelled:
+            callback()
+
+
+class _Background:
+    """A thread with a uvloop loop, which listens to the mover's eventfd for as long as somebody waits."""
+
+    def __init__(self, native: _core.Mover, notice: Callable[[], bool]) -> None:
+        self._native = native
+        self._notice = notice
+        self._loop = uvloop.new_event_loop()
+        self._loop.add_reader(native.fileno(), self._on_report)
+        self._thread = threading.Thread(target=self._run, name="kvtier-mover", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def watch(self) -> None:
+        """Hear of reports from now on; of those that wait already, at once."""
+        self._native.arm(True)
+
+    def _on_report(self) -> None:
+        # Nobody waits: the engine's own thread polls, and waking this one would only cost it the GIL.
+        self._native.arm(False)
+        if self._notice():
+            self._native.arm(True)
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        timer = Timer()
+
+        def schedule() -> None:
+            delay = when - time.monotonic()
+            self._loop.call_later(max(0.0, delay), timer._run, callback)
+
+        self._loop.call_soon_threadsafe(schedule)
+        return timer
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop)
+        self._thread.join(JOIN_LIMIT)
+
+    def _stop(self) -> None:
+        self._loop.remove_reader(self._native.fileno())
+        self._loop.stop()
