@@ -39,9 +39,14 @@ def check_machine():
         )
 
 
-def install(python, *arguments):
+def pip(python, *arguments, quiet=False):
+    """Whether `pip install` with these arguments worked."""
     command = [str(python), "-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check", *arguments]
-    if subprocess.run(command, check=False).returncode:
+    return subprocess.run(command, check=False, stderr=subprocess.DEVNULL if quiet else None).returncode == 0
+
+
+def install(python, *arguments):
+    if not pip(python, *arguments):
         fail("pip could not install the pinned packages (its message is above); nothing is marked as done, try again")
 
 
@@ -57,10 +62,12 @@ def torch_build(python):
 
 def install_torch(python):
     gpu = shutil.which("nvidia-smi") is not None
-    wanted = os.environ.get("TORCH")
-    source = [wanted] if wanted else ["-r", str(ROOT / "requirements" / "torch.txt")]
-    # Without a GPU no dependencies: those that are missing then are CUDA's, and they are gigabytes.
-    install(python, *([] if gpu else ["--no-deps"]), *source)
+    wanted = os.environ.get("TORCH") or (ROOT / "requirements" / "torch.txt").read_text().split("\n")[-2]
+    # Without a GPU no dependencies: those that are missing then are CUDA's, and they are gigabytes. An index that has
+    # CPU builds marks them; asking for the mark first costs nothing where there are none.
+    marked = not gpu and "+" not in wanted and pip(python, "--no-deps", f"{wanted}+cpu", quiet=True)
+    if not marked:
+        install(python, *([] if gpu else ["--no-deps"]), wanted)
     version, cuda = torch_build(python)
     if cuda and not gpu:
         fail(
