@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # From the top down. A room may import the rooms below its line and, where it is a line of peers, none of its own line.
 LINES: list[list[str]] = [
+    ["__main__"],
     ["cli"],
     ["lab", "connectors"],
     ["manager"],
