@@ -47,8 +47,9 @@ lint: build  ## format, types, warnings, and which room may import which
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py
 
-wheel: $(READY)  ## build a wheel in dist/
+wheel: build  ## build a wheel in dist/ and check what is in it
 	$(BIN)/python -m pip wheel . --no-deps --no-build-isolation --wheel-dir dist
+	KVTIER_TEST_WHEEL=1 $(BIN)/python -m pytest -q tests/unit/test_package.py -k wheel
 
 clean:  ## remove what was built; $(VENV) and $(OUT) stay
 	rm -rf build dist kvtier/_core*.so kvtier/_core.pyi .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks

@@ -100,3 +100,13 @@ def test_nearly_all_of_what_is_left_is_a_warning() -> None:
     allowed = Allowance(available=100 << 20, total=GIB, group_left=None, group_limit=None)
     assert "over 90 %" in (check_memory(memory_bound(90 << 20, 4096), allowed) or "")
     assert check_memory(memory_bound(10 << 20, 4096), allowed) is None
+
+
+def test_the_arena_keeps_to_the_formula() -> None:
+    from kvtier.tiers.host import HostArena
+
+    for size, payload in ((1 << 20, 3000), (5 << 20, 65_536), (3 << 20, 4097)):
+        bound = memory_bound(size, payload)
+        arena = HostArena(slots_in("host.size", size, payload), payload)
+        assert arena.page_bytes == page_bytes(payload)
+        assert bound.pages <= arena.bytes <= bound.pages + bound.rounding

@@ -258,3 +258,15 @@ def test_model_revision_reads_the_weights(tmp_path: Path) -> None:
     assert before.startswith("sha256:")
     assert model_revision(tmp_path) != before
     assert Namespace(**BASE | {"revision": before}).revision == before
+
+
+def test_the_catalog_computes_the_same_chain() -> None:
+    from kvtier.catalog import Catalog, Tier, TierSpec
+
+    space = Namespace(**FULL).fingerprint
+    tokens = np.arange(64, dtype=np.uint32) * 40_503 % 128_000
+    catalog = Catalog([TierSpec(Tier.HOST, 8)], block_size=16)
+    nodes = catalog.insert(catalog.root(space, 2), tokens, 1)
+    identities = np.asarray(catalog.identities(nodes))
+    assert [row[:32].tobytes() for row in identities] == chain_digests(space, 2, tokens, 16)
+    assert identities[0, 32:64].tobytes() == root_digest(space, 2)

@@ -55,10 +55,12 @@ def test_pins_are_exact_and_name_no_registry() -> None:
             assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line), f"{path.name}: {line}"
 
 
+@pytest.mark.skipif("KVTIER_TEST_WHEEL" not in os.environ, reason="compiles everything once more: `make wheel` runs it")
+@pytest.mark.timeout(1800)
 def test_wheel_holds_the_engine_its_types_and_nothing_of_the_workshop(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "--quiet"]
     built = subprocess.run(
-        [*command, "--wheel-dir", tmp_path], capture_output=True, text=True, check=False, timeout=280
+        [*command, "--wheel-dir", tmp_path], capture_output=True, text=True, check=False, timeout=1700
     )
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = tmp_path.glob("*.whl")
