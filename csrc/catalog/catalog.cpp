@@ -95,32 +95,43 @@ std::size_t Catalog::walk(NodeId root, Labels labels, std::size_t limit) {
   return trie_.walk(root, labels.data(), count, path_.data());
 }
 
-// Pins the blocks [start, found) of the walked path, as far as they are ready somewhere.
-void Catalog::promise_pages(std::size_t start, std::size_t found, Match* match, Promise* promise) {
-  promise->tiers.reserve(found - start);
-  match->nodes.reserve(found - start);
-  match->tiers.reserve(found - start);
-  match->slots.reserve(found - start);
-  match->filling.reserve(found - start);
-  std::size_t i = start;
-  for (; i < found; ++i) {
-    const NodeId node = path_[i];
-    if (i + kPagesAhead < found) pages_.prefetch(path_[i + kPagesAhead]);
-    const int t = fastest(node);
-    if (t < 0) break;
+// Pins the blocks [start, found) of the walked path, as far as they are ready somewhere. True: some are also ready in a
+// tier below the one that serves them.
+bool Catalog::promise_pages(std::size_t start, std::size_t found, Match* match, Promise* promise) {
+  const std::size_t most = found - start;
+  match->nodes.resize(most);
+  match->tiers.resize(most);
+  match->slots.resize(most);
+  match->filling.resize(most);
+  promise->tiers.resize(most);
+  const int tiers = pages_.tiers();
+  bool copies = false;
+  std::size_t i = 0;
+  for (; i < most; ++i) {
+    const NodeId node = path_[start + i];
+    if (start + i + kPagesAhead < found) pages_.prefetch(path_[start + i + kPagesAhead]);
+    const Page* row = pages_.row(node);
+    int t = 0;
     Ticket filling = 0;
-    for (int above = 0; above < t && filling == 0; ++above)
-      if (pages_.page(above, node).residency() == Residency::kFilling)
-        filling = pages_.filler(above, pages_.page(above, node).slot);
+    for (; t < tiers && !row[t].ready(); ++t)
+      if (filling == 0 && row[t].residency() == Residency::kFilling) filling = pages_.filler(t, row[t].slot);
+    if (t == tiers) break;
+    for (int lower = t + 1; lower < tiers; ++lower) copies = copies || row[lower].ready();
     pages_.pin(t, node);
-    promise->tiers.push_back(static_cast<std::uint8_t>(t));
-    match->nodes.push_back(node);
-    match->tiers.push_back(static_cast<std::uint8_t>(pages_.tier(t)));
-    match->slots.push_back(pages_.page(t, node).slot);
-    match->filling.push_back(filling);
+    promise->tiers[i] = static_cast<std::uint8_t>(t);
+    match->nodes[i] = node;
+    match->tiers[i] = static_cast<std::uint8_t>(pages_.tier(t));
+    match->slots[i] = row[t].slot;
+    match->filling[i] = filling;
   }
+  match->nodes.resize(i);
+  match->tiers.resize(i);
+  match->slots.resize(i);
+  match->filling.resize(i);
+  promise->tiers.resize(i);
   promise->nodes = match->nodes;
-  match->hit = static_cast<std::uint32_t>(i);
+  match->hit = static_cast<std::uint32_t>(start + i);
+  return copies;
 }
 
 void Catalog::let_go(Promise& promise) {
@@ -145,14 +156,14 @@ Match Catalog::match(Nodes roots, Labels labels, std::uint32_t start, RequestId 
   // The walk comes first and what an earlier match held goes after the new pins: nothing is lost in between.
   const std::size_t found = walk(root, labels, limit);
   Match match;
-  Promise promise;
-  if (found >= start) promise_pages(start, found, &match, &promise);
-  std::swap(lease.promise, promise);
-  // Tail first, so that a prefix always outlives its continuations.
-  for (std::size_t i = match.hit; i-- > 0;) {
+  Promise before;
+  if (!lease.promise.nodes.empty() || !lease.promise.loads.empty()) std::swap(lease.promise, before);
+  const bool copies = found >= start && promise_pages(start, found, &match, &lease.promise);
+  // Tail first, so that a prefix always outlives its continuations. What was pinned is touched when it is let go.
+  for (std::size_t i = copies || start != 0 ? match.hit : 0; i-- > 0;) {
     for (int t = 0; t < pages_.tiers(); ++t) pages_.touch(t, path_[i]);
   }
-  let_go(promise);
+  let_go(before);
   ++stats_.matches;
   stats_.blocks_asked += asked;
   stats_.blocks_hit += match.hit;

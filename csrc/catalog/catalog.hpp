@@ -106,7 +106,7 @@ class Catalog {
   void reap(NodeId node);  // and its ancestors, as far as nothing keeps them
   void prune();
 
-  void promise_pages(std::size_t start, std::size_t found, Match* match, Promise* promise);
+  bool promise_pages(std::size_t start, std::size_t found, Match* match, Promise* promise);
   void let_go(Promise& promise);
   void unpin(int t, NodeId node);  // and what nothing keeps any more
   void require_private(int t, Slots slots, std::uint32_t lease);

@@ -20,6 +20,7 @@ bool Catalog::evict(int t, std::size_t count, bool backed_only) {
   for (; count != 0; --count) {
     const NodeId node = pages_.victim(t);
     if (node == kNoNode || (backed_only && !pages_.backed(t, node))) return false;
+    trie_.prefetch_erase(node);
     pages_.evict(t, node);
     reap(node);
   }
@@ -54,9 +55,9 @@ bool Catalog::reserve_node(std::span<const Tier> path, NodeId node, Ticket ticke
     if (t < 0) continue;
     if (pages_.page(t, node).residency() != Residency::kAbsent || !has_room(t, backed_only)) return false;
   }
-  // The node must outlive what is evicted on its behalf, also where its source is an engine's own block.
-  trie_.hold(node);
-  if (source >= 0) pages_.pin(source, node);
+  // The node must outlive what is evicted on its behalf: by its source's pin, or where that is an engine's own, by a
+  // hold.
+  source >= 0 ? pages_.pin(source, node) : trie_.hold(node);
   std::size_t hop = 1;
   for (; hop < path.size(); ++hop) {
     slots[hop] = kNoSlot;
@@ -67,7 +68,6 @@ bool Catalog::reserve_node(std::span<const Tier> path, NodeId node, Ticket ticke
   if (!complete) {
     for (std::size_t undo = 1; undo < hop; ++undo)
       if (slots[undo] != kNoSlot) pages_.unclaim(pages_.index(path[undo]), slots[undo]);
-    if (source >= 0) pages_.unpin(source, node);
   } else {
     slots[0] = source >= 0 ? pages_.page(source, node).slot : kNoSlot;
     for (hop = 1; hop < path.size(); ++hop) {
@@ -77,8 +77,11 @@ bool Catalog::reserve_node(std::span<const Tier> path, NodeId node, Ticket ticke
       if (hop + 1 < path.size()) pages_.pin(t, node);  // the next hop's source
     }
   }
-  trie_.unhold(node);
-  if (!complete) reap(node);
+  if (source < 0) trie_.unhold(node);
+  if (!complete) {
+    if (source >= 0) pages_.unpin(source, node);
+    reap(node);
+  }
   return complete;
 }
 

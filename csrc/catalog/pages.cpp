@@ -166,7 +166,7 @@ void Pages::condemn(int t, NodeId node) {
   set(page, Residency::kDraining);
   remove_kid(t, node);
   if (blocked) unblock_up(t, node);
-  if (page.pins() == 0 && tiers_[t].tickets[page.slot] == 0) free_page(t, node, page);
+  if (page.pins() == 0 && tiers_[t].tickets[page.slot] == 0) free_page(t, page);
 }
 
 void Pages::settle_filler(int t, NodeId node, bool good) {
@@ -175,42 +175,31 @@ void Pages::settle_filler(int t, NodeId node, bool good) {
   if (page.residency() == Residency::kFilling) {
     good ? make_ready(t, node) : condemn(t, node);
   } else if (page.pins() == 0) {  // draining
-    free_page(t, node, page);
+    free_page(t, page);
   }
 }
 
-void Pages::free_page(int t, NodeId node, Page& page) {
-  (void)node;
+void Pages::free_page(int t, Page& page) {
   set(page, Residency::kAbsent);
   tiers_[t].owners[page.slot] = {kNoNode, kNobody, 0};
   --tiers_[t].count.draining;
   push_free(t, page.slot);
 }
 
-void Pages::pin(int t, NodeId node) {
-  Page& page = at(t, node);
-  if (page.pins() == 0) {
-    ++tiers_[t].count.pinned;
-    if (page.evictable()) {
-      leave(t, node, page);
-      page.word += Page::kPin;
-      block_up(t, node);
-      return;
-    }
-  }
-  page.word += Page::kPin;
+void Pages::first_pin(int t, NodeId node, Page& page) {
+  ++tiers_[t].count.pinned;
+  if (!page.evictable()) return;
+  leave(t, node, page);
+  block_up(t, node);
 }
 
-void Pages::unpin(int t, NodeId node) {
-  Page& page = at(t, node);
-  page.word -= Page::kPin;
-  if (page.pins() != 0) return;
+void Pages::last_unpin(int t, NodeId node, Page& page) {
   --tiers_[t].count.pinned;
   if (page.evictable()) {
     enter(t, node);
     unblock_up(t, node);
   } else if (page.residency() == Residency::kDraining && tiers_[t].tickets[page.slot] == 0) {
-    free_page(t, node, page);
+    free_page(t, page);
   }
 }
 

@@ -93,8 +93,16 @@ class Pages {
   void adopt_claimed(int t, NodeId node, Slot slot);  // a claimed slot becomes a ready page
   void condemn(int t, NodeId node);                   // filling or ready → draining; frees what nobody uses
   void settle_filler(int t, NodeId node, bool good);  // the transfer that fills it is done with the page
-  void pin(int t, NodeId node);
-  void unpin(int t, NodeId node);
+  void pin(int t, NodeId node) {
+    Page& page = at(t, node);
+    if (page.pins() == 0) first_pin(t, node, page);
+    page.word += Page::kPin;
+  }
+  void unpin(int t, NodeId node) {
+    Page& page = at(t, node);
+    page.word -= Page::kPin;
+    if (page.pins() == 0) last_unpin(t, node, page);
+  }
   void touch(int t, NodeId node) {
     const Page& page = this->page(t, node);
     if (!page.evictable()) return;
@@ -140,11 +148,13 @@ class Pages {
   void enter(int t, NodeId node) { tiers_[t].policy->insert(node); }
   void leave(int t, NodeId node, Page& page);
   void unpark(int t, NodeId node, bool used);
+  void first_pin(int t, NodeId node, Page& page);
+  void last_unpin(int t, NodeId node, Page& page);
   void add_kid(int t, NodeId node);
   void remove_kid(int t, NodeId node);
   void block_up(int t, NodeId node);
   void unblock_up(int t, NodeId node);
-  void free_page(int t, NodeId node, Page& page);
+  void free_page(int t, Page& page);
   std::string check_slots(int t) const;
   std::string check_order(int t) const;
   std::string check_pages(int t, const std::vector<std::uint32_t>& pins) const;

@@ -58,6 +58,12 @@ class Trie {
   std::size_t create(NodeId parent, const std::uint8_t* labels, std::size_t count, NodeId* out);
   void erase(NodeId node);  // has no child and no hold
 
+  // Chains go tail first, so the nodes before this one are likely to be next: their places in the table are fetched.
+  void prefetch_erase(NodeId node) const {
+    constexpr NodeId kAhead = 8;
+    if (node >= kAhead) __builtin_prefetch(&table_[tags_[node - kAhead] & mask_], 1);
+  }
+
   bool alive(NodeId node) const { return node < max_nodes_ && parent_[node] != kNoNode; }
   NodeId parent(NodeId node) const { return parent_[node]; }
   std::uint32_t position(NodeId node) const { return nodes_[node].position; }
