@@ -145,7 +145,8 @@ void bind_copy(nb::module_& m) {
         nb::gil_scoped_release free;
         for (std::size_t i = 0; i < slots.size(); ++i) {
           const Slot page = pages.data()[i];
-          arena.checksum(page) = gather(pool, slots.data()[i], arena.page(page), arena.page_bytes(), {page, 0});
+          const Slot next = i + 1 < slots.size() ? slots.data()[i + 1] : kNoSlot;
+          arena.checksum(page) = gather(pool, slots.data()[i], arena.page(page), arena.page_bytes(), {page, 0}, next);
         }
       },
       nb::arg("pool"), nb::arg("arena"), nb::arg("slots"), nb::arg("pages"),
@@ -155,7 +156,10 @@ void bind_copy(nb::module_& m) {
       [](const DevicePool& pool, HostArena& arena, const SlotArray& slots, const SlotArray& pages) {
         check_batch(pool, arena, slots, pages);
         nb::gil_scoped_release free;
-        for (std::size_t i = 0; i < slots.size(); ++i) scatter(arena.page(pages.data()[i]), pool, slots.data()[i]);
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+          const std::byte* next = i + 1 < slots.size() ? arena.page(pages.data()[i + 1]) : nullptr;
+          scatter(arena.page(pages.data()[i]), pool, slots.data()[i], next);
+        }
       },
       nb::arg("pool"), nb::arg("arena"), nb::arg("slots"), nb::arg("pages"),
       "Scatter pages[i] of the arena to slots[i] of the pool, for benchmarks.");

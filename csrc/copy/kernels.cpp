@@ -12,10 +12,13 @@ void sum_lanes(const std::byte* from, std::size_t bytes, std::uint64_t first, Ke
   for (std::size_t at = 0; at < bytes; at += kLane) absorb_lane(sum, from + at, first + at / kLane, keys);
 }
 
-void copy(const std::byte* from, std::byte* to, std::size_t bytes) { std::memcpy(to, from, bytes); }
+void copy(const std::byte* from, std::byte* to, std::size_t bytes, const std::byte* /*next*/) {
+  std::memcpy(to, from, bytes);
+}
 
-void copy_sum(const std::byte* from, std::byte* to, std::size_t bytes, std::uint64_t first, Keys keys, Sum& sum) {
-  copy(from, to, bytes);
+void copy_sum(const std::byte* from, std::byte* to, std::size_t bytes, std::uint64_t first, Keys keys, Sum& sum,
+              const std::byte* next) {
+  copy(from, to, bytes, next);
   sum_lanes(from, bytes, first, keys, sum);
 }
 
@@ -28,7 +31,7 @@ void copy_sum(const std::byte* from, std::byte* to, std::size_t bytes, std::uint
   Sum want, summed, copied;
   sum_lanes(from.data(), kBytes, 7, keys, want);
   set.sum(from.data(), kBytes, 7, keys, summed);
-  set.copy_sum(from.data(), to.data() + kLane, kBytes, 7, keys, copied);
+  set.copy_sum(from.data(), to.data() + kLane, kBytes, 7, keys, copied, nullptr);
   const auto equal = [](const Sum& x, const Sum& y) { return x.a == y.a && x.b == y.b; };
   return equal(want, summed) && equal(want, copied) && std::memcmp(from.data(), to.data() + kLane, kBytes) == 0;
 }

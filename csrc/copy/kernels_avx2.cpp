@@ -19,7 +19,6 @@ struct Op {
   KVTIER_INLINE Vec load(const std::byte* p) { return _mm256_loadu_si256(reinterpret_cast<const Vec*>(p)); }
   KVTIER_INLINE void store(std::byte* p, Vec v) { _mm256_storeu_si256(reinterpret_cast<Vec*>(p), v); }
   KVTIER_INLINE void stream(std::byte* p, Vec v) { _mm256_stream_si256(reinterpret_cast<Vec*>(p), v); }
-  KVTIER_INLINE void fence() { _mm_sfence(); }
   KVTIER_INLINE Vec zero() { return _mm256_setzero_si256(); }
   KVTIER_INLINE Vec splat(std::uint64_t x) { return _mm256_set1_epi64x(static_cast<long long>(x)); }
   KVTIER_INLINE Vec add(Vec x, Vec y) { return _mm256_add_epi64(x, y); }

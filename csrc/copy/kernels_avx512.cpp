@@ -19,7 +19,6 @@ struct Op {
   KVTIER_INLINE Vec load(const std::byte* p) { return _mm512_loadu_si512(p); }
   KVTIER_INLINE void store(std::byte* p, Vec v) { _mm512_storeu_si512(p, v); }
   KVTIER_INLINE void stream(std::byte* p, Vec v) { _mm512_stream_si512(reinterpret_cast<Vec*>(p), v); }
-  KVTIER_INLINE void fence() { _mm_sfence(); }
   KVTIER_INLINE Vec zero() { return _mm512_setzero_si512(); }
   KVTIER_INLINE Vec splat(std::uint64_t x) { return _mm512_set1_epi64(static_cast<long long>(x)); }
   KVTIER_INLINE Vec add(Vec x, Vec y) { return _mm512_add_epi64(x, y); }

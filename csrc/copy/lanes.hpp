@@ -57,13 +57,15 @@ inline std::uint64_t finish(const Sum& sum, std::size_t payload, Keys keys) {
 }
 
 // One instruction set's kernels. `bytes` is a multiple of 16, `first` the index of the first lane in its page; nothing
-// needs alignment, but the copies are fast only where `to` is 16-byte aligned. Copies bypass the cache where that wins
-// and end with the fence that makes their stores visible to other threads.
+// needs alignment, but the copies are fast only where `to` is 16-byte aligned. Copies may bypass the cache: the
+// caller has to fence before it tells another thread. `next` is where the caller will copy from after this, or null: a
+// hint that is never read through.
 struct Kernels {
   const char* name;
   void (*sum)(const std::byte* from, std::size_t bytes, std::uint64_t first, Keys keys, Sum& sum);
-  void (*copy_sum)(const std::byte* from, std::byte* to, std::size_t bytes, std::uint64_t first, Keys keys, Sum& sum);
-  void (*copy)(const std::byte* from, std::byte* to, std::size_t bytes);
+  void (*copy_sum)(const std::byte* from, std::byte* to, std::size_t bytes, std::uint64_t first, Keys keys, Sum& sum,
+                   const std::byte* next);
+  void (*copy)(const std::byte* from, std::byte* to, std::size_t bytes, const std::byte* next);
 };
 
 extern const Kernels kScalar;

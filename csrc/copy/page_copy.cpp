@@ -1,5 +1,9 @@
 #include "copy/page_copy.hpp"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include <cstring>
 
 #include "copy/checksum.hpp"
@@ -17,14 +21,45 @@ bool on_lanes(const DevicePool& pool) {
   return true;
 }
 
+// Stores that bypass the cache are ordered by nothing else: without this, another thread that learns of the page might
+// still read its old bytes.
+void publish() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+// Where a gather reads after segment `i` of `slot`: the next segment, or the next slot's first one, if there is any.
+const std::byte* after(const DevicePool& pool, std::size_t i, Slot slot, Slot next) {
+  const std::vector<Segment>& segments = pool.segments();
+  if (i + 1 < segments.size()) return segments[i + 1].at(slot);
+  return next < pool.slots() ? segments[0].at(next) : nullptr;
+}
+
+std::uint64_t copy_and_sum(const std::byte* page, const DevicePool& pool, Slot slot, lanes::Keys keys,
+                           const std::byte* next) {
+  const lanes::Kernels& kernels = lanes::best();
+  lanes::Sum sum;
+  std::size_t done = 0;
+  for (const Segment& s : pool.segments()) {
+    const std::byte* then = done + s.length < pool.payload_bytes() ? page + done + s.length : next;
+    kernels.copy_sum(page + done, s.at(slot), s.length, done / lanes::kLane, keys, sum, then);
+    done += s.length;
+  }
+  publish();
+  return lanes::finish(sum, pool.payload_bytes(), keys);
+}
+
 }  // namespace
 
-std::uint64_t gather(const DevicePool& pool, Slot slot, std::byte* page, std::size_t page_bytes, ChecksumKey key) {
+std::uint64_t gather(const DevicePool& pool, Slot slot, std::byte* page, std::size_t page_bytes, ChecksumKey key,
+                     Slot next) {
+  const std::vector<Segment>& segments = pool.segments();
   const std::size_t payload = pool.payload_bytes();
   std::memset(page + payload, 0, page_bytes - payload);
   std::byte* to = page;
   if (!on_lanes(pool)) {
-    for (const Segment& s : pool.segments()) {
+    for (const Segment& s : segments) {
       std::memcpy(to, s.at(slot), s.length);
       to += s.length;
     }
@@ -33,39 +68,33 @@ std::uint64_t gather(const DevicePool& pool, Slot slot, std::byte* page, std::si
   const lanes::Kernels& kernels = lanes::best();
   const lanes::Keys keys = lanes::derive(key);
   lanes::Sum sum;
-  for (const Segment& s : pool.segments()) {
-    kernels.copy_sum(s.at(slot), to, s.length, static_cast<std::size_t>(to - page) / lanes::kLane, keys, sum);
-    to += s.length;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const std::uint64_t first = static_cast<std::size_t>(to - page) / lanes::kLane;
+    kernels.copy_sum(segments[i].at(slot), to, segments[i].length, first, keys, sum, after(pool, i, slot, next));
+    to += segments[i].length;
   }
+  publish();
   return lanes::finish(sum, payload, keys);
 }
 
-void scatter(const std::byte* page, const DevicePool& pool, Slot slot) {
+void scatter(const std::byte* page, const DevicePool& pool, Slot slot, const std::byte* next) {
   const lanes::Kernels& kernels = lanes::best();
+  const std::byte* const end = page + pool.payload_bytes();
   for (const Segment& s : pool.segments()) {
     const std::size_t whole = s.length / lanes::kLane * lanes::kLane;
-    kernels.copy(page, s.at(slot), whole);
+    kernels.copy(page, s.at(slot), whole, page + s.length < end ? page + s.length : next);
     std::memcpy(s.at(slot) + whole, page + whole, s.length - whole);
     page += s.length;
   }
+  publish();
 }
 
-bool scatter_verified(const std::byte* page, const DevicePool& pool, Slot slot, ChecksumKey key,
-                      std::uint64_t expected) {
-  if (!on_lanes(pool)) {
-    if (checksum(page, pool.payload_bytes(), key) != expected) return false;
-    scatter(page, pool, slot);
-    return true;
-  }
-  const lanes::Kernels& kernels = lanes::best();
-  const lanes::Keys keys = lanes::derive(key);
-  lanes::Sum sum;
-  std::size_t done = 0;
-  for (const Segment& s : pool.segments()) {
-    kernels.copy_sum(page + done, s.at(slot), s.length, done / lanes::kLane, keys, sum);
-    done += s.length;
-  }
-  return lanes::finish(sum, pool.payload_bytes(), keys) == expected;
+bool scatter_verified(const std::byte* page, const DevicePool& pool, Slot slot, ChecksumKey key, std::uint64_t expected,
+                      const std::byte* next) {
+  if (on_lanes(pool)) return copy_and_sum(page, pool, slot, lanes::derive(key), next) == expected;
+  if (checksum(page, pool.payload_bytes(), key) != expected) return false;
+  scatter(page, pool, slot, next);
+  return true;
 }
 
 }  // namespace kvtier

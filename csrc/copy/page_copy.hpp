@@ -13,14 +13,16 @@ namespace kvtier {
 // is aligned to 4096). They neither allocate nor lock, and their stores are visible to other threads on return. The
 // caller keeps the source from changing and the destination from being read meanwhile.
 
-// Segments → page. Zeroes the page from the payload to `page_bytes`; returns the checksum of what was copied.
-std::uint64_t gather(const DevicePool& pool, Slot slot, std::byte* page, std::size_t page_bytes, ChecksumKey key);
+// Segments → page. Zeroes the page from the payload to `page_bytes`; returns the checksum of what was copied. `next` is
+// the slot that will be gathered after this one, if known: its first bytes are fetched ahead.
+std::uint64_t gather(const DevicePool& pool, Slot slot, std::byte* page, std::size_t page_bytes, ChecksumKey key,
+                     Slot next = kNoSlot);
 
-// Page → segments.
-void scatter(const std::byte* page, const DevicePool& pool, Slot slot);
+// Page → segments. `next` is the page that will be scattered after this one, or null.
+void scatter(const std::byte* page, const DevicePool& pool, Slot slot, const std::byte* next = nullptr);
 
 // Page → segments with the page's checksum taken on the way. On false the segments hold bytes that must not be used.
-bool scatter_verified(const std::byte* page, const DevicePool& pool, Slot slot, ChecksumKey key,
-                      std::uint64_t expected);
+bool scatter_verified(const std::byte* page, const DevicePool& pool, Slot slot, ChecksumKey key, std::uint64_t expected,
+                      const std::byte* next = nullptr);
 
 }  // namespace kvtier
