@@ -202,3 +202,11 @@ def test_host_arena_names_a_wrong_page_size_and_slot() -> None:
         for slot in (-1, 2):
             with pytest.raises(ValueError, match=f"host slot {slot}; expected 0 to 1"):
                 call(slot)
+
+
+def test_copy_figures_measure_every_setting_beside_a_limit() -> None:
+    from kvtier.lab.micro.copy import figures
+
+    found = list(figures(pages=[16 << 10, 64 << 10], runs=[1, 16], total=4 << 20, pairs=1))
+    assert len(found) == 4 + 4 + 3  # 16 KiB in 16 runs would be shorter than anything real
+    assert all(f.value > 0 and f.limit is not None and f.ratio is not None and f.unit == "GB/s" for f in found)
