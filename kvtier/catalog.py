@@ -276,7 +276,7 @@ class Catalog:
         return int(self._native.drop(tier, _ids("nodes", nodes)))
 
     def cold(self, tier: Tier, n: int, lower: Tier) -> NodeIds:
-        """Up to ``n`` of the next pages to be evicted from ``tier`` that are absent in ``lower``, parents before
+        """Of the ``n`` next pages to be evicted from ``tier`` those that are absent in ``lower``, parents before
         children.
         """
         return _u32(self._native.cold(tier, _number("n", n, _U32), lower))
@@ -310,8 +310,8 @@ class Catalog:
         return dict(self._native.stats())
 
     def state(self, nodes: ArrayLike) -> tuple[Slots, NDArray[np.uint8]]:
-        """Slots uint32 ``[n, 4]`` (NO_SLOT where absent) and ``Residency`` uint8 ``[n, 4]``, by ``Tier``. For
-        diagnosis.
+        """Slots uint32 ``[n, 4]`` (NO_SLOT where absent) and ``Residency`` uint8 ``[n, 4]``, by ``Tier``. A node that
+        has ended is absent everywhere.
         """
         slots, residency = self._native.state(_ids("nodes", nodes))
         return slots, residency

@@ -127,6 +127,7 @@ void bind_store(nb::module_& m) {
   nb::class_<DiskStore>(m, "DiskStore", "The disk tier's files. Use kvtier.tiers.disk.DiskStore.")
       .def(nb::new_(&open_store), "dir"_a, "slots"_a, "payload_bytes"_a, "label_bytes"_a, "geometry_tag"_a,
            "rank"_a = 0, "world"_a = 1, "direct"_a = "auto", "journal_entries"_a = DiskOptions{}.journal_entries)
+      .def("close", &DiskStore::close)
       .def_prop_ro("fd", &DiskStore::fd)
       .def_prop_ro("slots", &DiskStore::slots)
       .def_prop_ro("page_bytes", &DiskStore::page_bytes)

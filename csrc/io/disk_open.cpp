@@ -76,6 +76,12 @@ DiskStore::DiskStore(const DiskOptions& options)
 
 DiskStore::~DiskStore() = default;  // closing the files gives up the locks
 
+void DiskStore::close() {
+  slab_ = files::Fd();
+  table_ = files::Fd();
+  lock_ = files::Fd();
+}
+
 std::unique_ptr<DiskStore> DiskStore::open(const DiskOptions& options) {
   std::unique_ptr<DiskStore> store(new DiskStore(options));
   check_directory(options.dir);

@@ -67,6 +67,8 @@ class DiskStore {
   // Nothing that exists is deleted; a creation that fails leaves nothing behind.
   static std::unique_ptr<DiskStore> open(const DiskOptions& options);
   ~DiskStore();
+  // Gives the directory up. Nothing may be using fd() any more; what is called later fails with EBADF.
+  void close();
   DiskStore(const DiskStore&) = delete;
   DiskStore& operator=(const DiskStore&) = delete;
 

@@ -184,7 +184,9 @@ class DiskStore:
         )
 
     def close(self) -> None:
-        """Give the directory up. Close the mover first: it keeps the files, and the hold on them, until then."""
+        """Give the directory up. Close the mover first, and leave the store open when an I/O of its never returned."""
+        if self._native is not None:
+            self._native.close()
         self._native = None
 
     def __enter__(self) -> Self:
