@@ -19,15 +19,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from enum import IntEnum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-import numpy.typing as npt
 import uvloop
 
 from kvtier import _core
+from kvtier.messages import Completion, HopReport, Priority, Transfer
 
 if TYPE_CHECKING:
     from kvtier.config import CacheConfig
@@ -41,55 +39,6 @@ INBOX_LIMIT = 4096  # completions collected and not polled, after which nothing 
 JOIN_LIMIT = 10.0  # seconds that close() waits for the background thread
 
 _kept: list[_core.Mover] = []  # of movers with an I/O that never returned and may still write to its page
-
-
-class Priority(IntEnum):
-    """Who waits for a transfer; smaller is served first."""
-
-    DEMAND = 0
-    PREFETCH = 1
-    BACKGROUND = 2
-
-
-class Transfer(NamedTuple):
-    """An order to copy pages along one or two hops, e.g. ``(Tier.DISK, Tier.HOST, Tier.DEVICE)``."""
-
-    ticket: int
-    """Not 0; named in the completions."""
-    path: tuple[_core.Tier, ...]
-    slots: npt.NDArray[np.uint32]
-    """[len(path), pages]: where each page is or goes in each tier."""
-    identities: npt.NDArray[np.uint8]
-    """[pages, identity_bytes]"""
-    priority: Priority = Priority.DEMAND
-    deadline: float = 0.0
-    """On ``time.monotonic()``'s clock; no hop starts after it. 0: none."""
-
-
-class HopReport(NamedTuple):
-    """What one hop of a transfer took."""
-
-    lane: str
-    """offload, onboard, spill or stage"""
-    bytes: int
-    """Moved with status OK."""
-    queue_s: float
-    """From its first page being ready for this hop to that page being taken."""
-    busy_s: float
-    """During which at least one of its pages was being moved."""
-
-
-class Completion(NamedTuple):
-    """What became of a transfer."""
-
-    ticket: int
-    final: bool
-    status: npt.NDArray[np.uint8]
-    """PageStatus per hop and page, [hops, pages]; PENDING only where ``final`` is False."""
-    hops: tuple[HopReport, ...]
-    submitted_s: float
-    finished_s: float
-    """When the data plane settled the last page, whenever that was polled; on ``time.monotonic()``'s clock."""
 
 
 def _completion(native: _core.Completion) -> Completion:

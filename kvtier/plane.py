@@ -1,0 +1,105 @@
+"""The data plane of this process: its pools, its store and its mover."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtier import budget
+from kvtier._core import Tier
+from kvtier.messages import Completion, Hello, Transfer
+from kvtier.mover import Mover
+from kvtier.tiers.disk import DiskStore
+from kvtier.tiers.host import HostArena
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtier.config import CacheConfig
+    from kvtier.geometry import KVGeometry
+    from kvtier.tiers.device import DevicePool
+
+__all__ = ["LocalDataPlane"]
+
+
+class LocalDataPlane:
+    """The data plane of this process, sized by ``config``; see :class:`kvtier.messages.DataPlane` for its calls.
+
+    Raises :class:`kvtier.config.ConfigError`, ValueError or OSError for sizes and paths that cannot be served; whatever
+    was opened by then is closed again.
+    """
+
+    def __init__(self, config: CacheConfig, geometry: KVGeometry, device: DevicePool | None) -> None:
+        payload = geometry.payload_bytes
+        slots = budget.slots_in("host.size", config.host.size, payload)
+        self._notes = [note for note in [budget.check_memory(budget.memory_bound(config.host.size, payload))] if note]
+        self._generations: dict[bytes, int] = {}
+        self._floor = self._generation = 0
+        self.device = device
+        self.disk: DiskStore | None = None
+        with ExitStack() as stack:
+            if config.disk.path is not None:  # first, since it says at once what is wrong with a path
+                self.disk = stack.enter_context(DiskStore.open(config, geometry))
+            self.host = HostArena(slots, geometry)
+            self.mover = Mover.open(config, self.device, self.host, self.disk)
+            stack.pop_all()
+
+    def hello(self) -> Hello:
+        capacity = {Tier.HOST: self.host.slots}
+        if self.device is not None:
+            capacity[Tier.DEVICE] = self.device.slots
+        slots, identities = np.empty(0, np.uint32), np.empty((0, 0), np.uint8)
+        if self.disk is not None:
+            capacity[Tier.DISK] = self.disk.slots
+            slots, identities = self.disk.records()
+        return Hello(capacity, self.host.page_bytes, slots, identities)
+
+    def submit(self, transfer: Transfer) -> bool:
+        return self.mover.submit(transfer)
+
+    def cancel(self, ticket: int) -> None:
+        self.mover.cancel(ticket)
+
+    def poll(self) -> Sequence[Completion]:
+        return self.mover.poll()
+
+    def wait(self, timeout: float) -> bool:
+        return self.mover.wait(timeout)
+
+    def pending(self) -> int:
+        return self.mover.pending()
+
+    def generation(self, space: bytes) -> int:
+        if self.disk is not None:
+            return self.disk.generation(space)
+        return self._generations.get(space, self._floor)
+
+    def invalidate(self, space: bytes | None) -> int:
+        if self.disk is not None:
+            return self.disk.invalidate(space)
+        self._generation += 1
+        if space is None:
+            self._floor = self._generation
+            self._generations.clear()
+        else:
+            self._generations[space] = self._generation
+        return self._generation
+
+    def forget(self, slots: npt.NDArray[np.uint32]) -> None:
+        if self.disk is not None and len(slots):
+            self.disk.clear(slots)
+
+    def describe(self) -> str:
+        parts = [pool.describe() for pool in (self.device, self.host, self.disk) if pool is not None]
+        return "; ".join(parts)
+
+    def warnings(self) -> list[str]:
+        return [*self._notes, *self.mover.warnings()]
+
+    def close(self) -> None:
+        clean = self.mover.close()
+        if clean and self.disk is not None:  # otherwise an I/O that never returned still uses its files
+            self.disk.close()
