@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvtier.config import HostConfig as HostConfig
     from kvtier.config import parse_size as parse_size
     from kvtier.geometry import KVGeometry as KVGeometry
+    from kvtier.manager import CacheManager as CacheManager
     from kvtier.namespace import Namespace as Namespace
     from kvtier.namespace import adapter_digest as adapter_digest
     from kvtier.namespace import chain_digests as chain_digests
@@ -29,6 +30,7 @@ __version__ = "0.1.0"  # the one place: the package's metadata is read from here
 
 _HOMES = {
     "CacheConfig": "config",
+    "CacheManager": "manager",
     "Catalog": "catalog",
     "ConfigError": "config",
     "DevicePool": "tiers.device",

@@ -7,6 +7,8 @@ import shutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from kvtier.namespace import Namespace
+
 # On a shared machine a slow example is no fault, and a failing one has to be repeatable from the log alone.
 settings.register_profile(
     "kvtier", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -33,3 +35,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(skip)
+
+
+@pytest.fixture
+def namespace() -> Namespace:
+    """One that is complete and of no model in particular."""
+    return Namespace(
+        model="test", revision="1", dtype="float32", layout="test", attention="test", block_size=4, rope={}
+    )

@@ -14,10 +14,12 @@ LINES: list[list[str]] = [
     ["cli"],
     ["lab", "connectors"],
     ["manager"],
-    ["prefetch", "placement"],
+    ["plane", "prefetch", "stats"],
+    ["placement", "sequence"],
     ["catalog", "costmodel", "mover"],
     ["tiers.device", "tiers.host", "tiers.disk", "tiers.remote"],
     ["tiers"],
+    ["messages"],
     ["geometry", "namespace", "config", "budget"],
     ["_core", ""],  # "" is kvtier/__init__.py, which imports by name only
 ]

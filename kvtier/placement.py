@@ -1,0 +1,243 @@
+"""Placement: answers of the catalog become transfers, and completions become answers to the catalog.
+
+It owns the write policy (when a page goes down) and the account of what is under way. It holds no bytes and no thread:
+the manager calls it from the engine's thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import IntEnum
+from math import ceil
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtier.catalog import Catalog, PageStatus, Residency, Tier
+from kvtier.messages import Completion, DataPlane, Priority, Transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kvtier.config import CacheConfig
+
+__all__ = ["Bringing", "Placement"]
+
+Nodes = npt.NDArray[np.uint32]
+
+ONBOARD = (Tier.HOST, Tier.DEVICE)
+STAGE = (Tier.DISK, Tier.HOST)
+STAGE_ONBOARD = (Tier.DISK, Tier.HOST, Tier.DEVICE)
+OFFLOAD = (Tier.DEVICE, Tier.HOST)
+SPILL = (Tier.HOST, Tier.DISK)
+
+
+class _Plan(IntEnum):
+    THERE = 0
+    WAIT = 1
+    ONBOARD = 2
+    STAGE = 3
+    NEVER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Bringing:
+    """What was ordered to have a chain's pages on the device."""
+
+    blocks: int
+    """The prefix that is there or on its way; nothing can bring what follows it."""
+    tickets: tuple[int, ...]
+    waits: bool
+    """Pages that other requests' transfers are bringing are part of the prefix: look again when any has ended."""
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    path: tuple[Tier, ...]
+    nodes: Nodes
+
+
+class Placement:
+    """Issues transfers and settles them. ``tiers`` are the tiers that there are, fastest first."""
+
+    def __init__(self, config: CacheConfig, catalog: Catalog, plane: DataPlane, tiers: Sequence[Tier], page_bytes: int):
+        self._catalog = catalog
+        self._plane = plane
+        self._page_bytes = page_bytes
+        self._under_way: dict[int, _UnderWay] = {}
+        self._write = {}
+        if Tier.HOST in tiers:
+            self._write[OFFLOAD] = config.host.write
+        if Tier.DISK in tiers:
+            self._write[SPILL] = config.disk.write
+        self._low, self._high = config.watermarks.low, config.watermarks.high
+        self.failures: Counter[str] = Counter()
+        self.bytes_moved: Counter[str] = Counter()
+        self.stores_dropped = 0
+        self.disk_offline = False
+
+    # ---- issuing -------------------------------------------------------------------------------------------------
+
+    def bring(self, nodes: Nodes, request: int, deadline: float, *, start: bool = True) -> Bringing:
+        """Order what is needed for the pages of ``nodes`` to be on the device; without ``start`` order nothing new.
+
+        |== on the device ==|-- others load it --|-- host --|---- disk ----|  cut at the first page
+        |      nothing      |        wait        |  onboard | stage+onboard|  that none of these can bring
+        """
+        plan = self._plan(nodes)
+        stop = (plan == _Plan.NEVER) if start else (plan != _Plan.THERE)
+        end = int(np.argmax(stop)) if stop.any() else len(plan)
+        tickets: list[int] = []
+        edges = np.flatnonzero(np.diff(plan[:end])) + 1
+        for first, last in zip([0, *edges.tolist()], [*edges.tolist(), end], strict=True):
+            if first == last or plan[first] <= _Plan.WAIT:
+                continue
+            path = ONBOARD if plan[first] == _Plan.ONBOARD else STAGE_ONBOARD
+            ticket, count = self.load(path, nodes[first:last], request, Priority.DEMAND, deadline)
+            if ticket:
+                tickets.append(ticket)
+            if count < last - first:
+                end = first + count
+                break
+        return Bringing(end, tuple(tickets), bool((plan[:end] == _Plan.WAIT).any()))
+
+    def _plan(self, nodes: Nodes) -> npt.NDArray[np.uint8]:
+        """For each block, how its page gets to the device from where it is now; uint8 [blocks] of _Plan."""
+        residency = self._catalog.state(nodes)[1]
+        device, host, disk = (residency[:, tier] for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))
+        plan = np.full(len(nodes), _Plan.NEVER, np.uint8)
+        if not self.disk_offline:
+            plan[(disk == Residency.READY) & (host == Residency.ABSENT)] = _Plan.STAGE
+        plan[(disk == Residency.READY) & (host == Residency.FILLING)] = _Plan.WAIT
+        plan[host == Residency.READY] = _Plan.ONBOARD
+        plan[device == Residency.DRAINING] = _Plan.NEVER
+        plan[device == Residency.FILLING] = _Plan.WAIT
+        plan[device == Residency.READY] = _Plan.THERE
+        return plan
+
+    def within_reach(self, tiers: npt.NDArray[np.uint8]) -> int:
+        """How many of the first blocks, found in ``tiers``, can be had as things stand."""
+        lost = tiers == Tier.DISK
+        return int(np.argmax(lost)) if self.disk_offline and lost.any() else len(tiers)
+
+    def load(
+        self, path: tuple[Tier, ...], nodes: Nodes, request: int, priority: Priority, deadline: float
+    ) -> tuple[int, int]:
+        """Start moving the pages of ``nodes`` up along ``path``; returns (ticket, how many of them, a prefix)."""
+        return self._issue(path, nodes, request, priority, deadline, backed_only=priority is not Priority.DEMAND)
+
+    def _issue(
+        self,
+        path: tuple[Tier, ...],
+        nodes: Nodes,
+        request: int,
+        priority: Priority,
+        deadline: float,
+        *,
+        backed_only: bool,
+    ) -> tuple[int, int]:
+        reservation = self._catalog.reserve(path, nodes, request, backed_only=backed_only)
+        if not reservation.count:
+            return 0, 0
+        moved = nodes[: reservation.count]
+        transfer = Transfer(
+            reservation.ticket, path, reservation.slots, self._catalog.identities(moved), priority, deadline
+        )
+        if not self._plane.submit(transfer):
+            refused = np.full((len(path) - 1, reservation.count), PageStatus.SKIPPED, np.uint8)
+            self._catalog.settle(reservation.ticket, refused)
+            return 0, 0
+        self._under_way[reservation.ticket] = _UnderWay(path, moved)
+        return reservation.ticket, reservation.count
+
+    def store(self, path: tuple[Tier, ...], nodes: Nodes, priority: Priority = Priority.BACKGROUND) -> None:
+        """Copy down the pages of ``nodes`` that the next tier lacks; what finds no room or no place is dropped."""
+        source, target = path
+        if target is Tier.DISK and self.disk_offline:
+            self.stores_dropped += len(nodes)
+            return
+        residency = self._catalog.state(nodes)[1]
+        wanted = nodes[(residency[:, source] == Residency.READY) & (residency[:, target] == Residency.ABSENT)]
+        if not len(wanted):
+            return
+        _, count = self._issue(path, wanted, 0, priority, 0.0, backed_only=False)
+        self.stores_dropped += len(wanted) - count
+
+    # ---- the write policy ----------------------------------------------------------------------------------------
+
+    def on_computed(self, nodes: Nodes) -> None:
+        """New blocks are ready on the device."""
+        if len(nodes) and self._write.get(OFFLOAD) == "at_once":
+            self.store(OFFLOAD, nodes)
+
+    def on_hit(self, nodes: Nodes) -> None:
+        """Blocks are ready on the device and in use for a second time or more."""
+        if len(nodes) and self._write.get(OFFLOAD) == "second_use":
+            self.store(OFFLOAD, nodes)
+        if len(nodes) and self._write.get(SPILL) == "second_use":
+            self.store(SPILL, nodes)
+
+    def swap_out(self, nodes: Nodes) -> None:
+        """A preempted sequence's pages go down whatever the policy says of computed ones, unless it says never."""
+        if len(nodes) and self._write.get(OFFLOAD, "never") != "never":
+            self.store(OFFLOAD, nodes, Priority.PREFETCH)
+
+    def maintain(self) -> None:
+        """Copy the cold end of each tier down ahead of need: from when too few of its next slots could be had at once,
+        being free or held below too, until enough could."""
+        for path, write in self._write.items():
+            if write != "ahead" or any(transfer.path == path for transfer in self._under_way.values()):
+                continue
+            usage = self._catalog.usage(path[0])
+            if len(self._catalog.cold(path[0], max(0, ceil(self._low * usage.capacity) - usage.free), path[1])):
+                cold = self._catalog.cold(path[0], max(0, ceil(self._high * usage.capacity) - usage.free), path[1])
+                self.store(path, cold)
+
+    # ---- settling ------------------------------------------------------------------------------------------------
+
+    def settle(self, completions: Iterable[Completion]) -> dict[int, bool]:
+        """Tell the catalog; returns the tickets whose last hop has ended for good, and whether all of it went well."""
+        ended: dict[int, bool] = {}
+        for done in completions:
+            known = self._under_way.get(done.ticket)
+            self._catalog.settle(done.ticket, done.status)
+            if known is None:
+                continue
+            ended[done.ticket] = bool((done.status == PageStatus.OK).all())
+            if not done.final:
+                # What still runs may write its slots at any time: nobody may have them before it has ended.
+                self._catalog.cancel(done.ticket)
+                continue
+            del self._under_way[done.ticket]
+            self._account(known, done)
+            if Tier.HOST in known.path[1:] and self._write.get(SPILL) == "at_once":
+                arrived = known.nodes[done.status[known.path.index(Tier.HOST) - 1] == PageStatus.OK]
+                if known.path[0] is not Tier.DISK and len(arrived):
+                    self.store(SPILL, arrived)
+        return ended
+
+    def _account(self, transfer: _UnderWay, done: Completion) -> None:
+        for hop, status in enumerate(done.status):
+            lane = f"{transfer.path[hop].name.lower()}_to_{transfer.path[hop + 1].name.lower()}"
+            counts = np.bincount(status)
+            for code in np.flatnonzero(counts):
+                number = int(counts[code])
+                if code == PageStatus.OK:
+                    self.bytes_moved[lane] += number * self._page_bytes
+                    continue
+                if code == PageStatus.OFFLINE:
+                    self.disk_offline = True
+                if code != PageStatus.SKIPPED:
+                    self.failures[PageStatus(int(code)).name.lower()] += number
+
+    def cancel(self, tickets: Iterable[int]) -> None:
+        """Stop what has not begun. The slots stay taken until the data plane says that nothing can touch them."""
+        for ticket in tickets:
+            if ticket in self._under_way:
+                self._plane.cancel(ticket)
+
+    @property
+    def under_way(self) -> int:
+        return len(self._under_way)

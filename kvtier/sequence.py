@@ -1,0 +1,140 @@
+"""What the manager knows of one request: its tokens, its block table and where in its life it is."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtier.catalog import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+__all__ = ["ComputedBlocks", "Loaded", "Sequence", "State"]
+
+TokenIds = npt.NDArray[np.uint32]
+Slots = npt.NDArray[np.uint32]
+
+
+class State(enum.Enum):
+    """The life of a sequence. Every state may end by ``free``.
+
+    MATCHED ──allocate_slots──► LOADING ──poll──► RUNNING ──preempt──► PREEMPTED ──resume──► MATCHED
+        └────────(nothing to load)───────────────────▲
+    """
+
+    MATCHED = "matched"
+    LOADING = "loading"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBlocks:
+    """What ``get_computed_blocks`` found: the prefix that need not be computed again.
+
+    A lease holds every page of it until ``free``, or until ``lease_seconds`` pass without ``allocate_slots``. As a
+    context manager it frees the request on leaving, unless slots have been allocated for it by then.
+    """
+
+    request_id: str
+    num_tokens: int
+    """Tokens found, a multiple of the block size and less than the prompt's length."""
+    tokens_by_tier: dict[str, int]
+    """How many of them come from each tier; the values sum to ``num_tokens``."""
+    _let_go: Callable[[str], None]
+
+    def __enter__(self) -> ComputedBlocks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._let_go(self.request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A request whose loads have ended: its table is final, and all past ``num_computed_tokens`` is to be computed."""
+
+    request_id: str
+    num_computed_tokens: int
+    """May be less than promised: a page that failed, and all behind it, count as never found."""
+    tokens_by_tier: dict[str, int]
+    """Where each token's page was read from; the values sum to ``num_computed_tokens``."""
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One request. The table is ``shared`` (slots of blocks in the catalog or on their way into it) then ``private``.
+
+    tokens     |<--- num_computed --->|<--- to compute --->|
+    blocks     |<- promised ->|                                  promised: matched, maybe still loading
+    blocks     |<------ cached ------>|                          cached: offered to the catalog
+    table      |<-------------------- table ------------------>|
+    """
+
+    request_id: str
+    request: int
+    space: bytes
+    expires: float = 0.0
+    state: State = State.MATCHED
+    _tokens: array[int] = field(default_factory=lambda: array("I"))
+    nodes: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
+    origin: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    table: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
+    private: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
+    cached: int = 0
+    tickets: set[int] = field(default_factory=set)
+    waits: bool = False
+    wanted: int = 0
+    deadline: float = 0.0
+    cacheable: bool = True
+    broken: bool = False
+    failed: bool = False
+
+    @property
+    def promised(self) -> int:
+        """Blocks whose pages the lease holds, ready or on their way."""
+        return len(self.nodes)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tokens)
+
+    def forfeit(self) -> None:
+        """The promise is gone: whatever the lease still holds, nothing of it may be read."""
+        self.nodes = np.empty(0, np.uint32)
+        self.broken = True
+
+    def append(self, tokens: TokenIds) -> None:
+        self._tokens.frombytes(tokens.tobytes())
+
+    def labels(self, first: int, last: int, block_size: int) -> TokenIds:
+        """The token ids of blocks [first, last), uint32 [(last - first) * block_size]."""
+        return np.array(self._tokens[first * block_size : last * block_size], dtype=np.uint32)
+
+    def tokens_by_tier(self, blocks: int, block_size: int) -> dict[str, int]:
+        """Tokens of the first ``blocks`` blocks by the tier that the match found them in."""
+        counts = np.bincount(self.origin[:blocks], minlength=len(Tier))
+        return {tier.name.lower(): int(counts[tier]) * block_size for tier in Tier if counts[tier]}
+
+
+def as_tokens(tokens: Iterable[int] | npt.NDArray[np.integer], field_name: str = "tokens") -> TokenIds:
+    """Token ids as uint32; ValueError names the first one that is not a token id."""
+    ids = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))
+    if ids.size == 0:
+        return np.empty(0, np.uint32)
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"{field_name}: expected a flat sequence of integers, got {ids.dtype} of shape {ids.shape}")
+    if ids.dtype != np.uint32:
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high > 0xFFFFFFFF:
+            raise ValueError(f"{field_name}: {low if low < 0 else high} is not a token id; accepted: 0 to 4294967295")
+    return np.ascontiguousarray(ids, dtype=np.uint32)

@@ -1,0 +1,273 @@
+"""CacheManager on real tiers: what was computed once is found in whichever tier it went to, byte for byte."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvtier import CacheConfig, ConfigError
+from kvtier.catalog import Residency, Tier
+from kvtier.geometry import KVGeometry
+from kvtier.manager import CacheManager
+from kvtier.tiers.device import DevicePool
+
+BLOCK = 4
+PROMPT = list(range(100, 100 + 6 * BLOCK + 1))
+
+
+@pytest.fixture
+def geometry():
+    return KVGeometry.named("smollm2-135m", block_size=BLOCK)
+
+
+class Rig:
+    """A manager over a NumPy device pool, and an engine whose "KV" of a block depends on all tokens up to its end."""
+
+    def __init__(self, geometry, namespace, disk=None, device_slots=32, **config):
+        self.pool = DevicePool.allocate(geometry, device_slots)
+        config = {"block_size": BLOCK, "host": {"size": 64 * self.pool.page_bytes}} | config
+        if disk is not None:
+            config["disk"] = {"path": str(disk), "size": "64MiB"} | config.get("disk", {})
+        self.manager = CacheManager(CacheConfig(**config), geometry, namespace, self.pool)
+
+    def page(self, tokens, block):
+        key = hash(tuple(tokens[: (block + 1) * BLOCK])) & 0xFFFFFFFF
+        return np.random.default_rng(key).integers(0, 256, self.pool.payload_bytes, np.uint8)
+
+    def run(self, name, tokens, *, free=True, **identity):
+        """One request from start to end; returns the tokens found by tier after checking each found page's bytes."""
+        manager = self.manager
+        computed = manager.get_computed_blocks(name, tokens, **identity).num_tokens
+        assert manager.allocate_slots(name, len(tokens)) is not None
+        found = None
+        while not manager.ready(name):
+            for loaded in manager.poll(1.0):
+                computed, found = loaded.num_computed_tokens, loaded.tokens_by_tier
+        table = manager.block_table(name)
+        if found is None:
+            found = {"device": computed} if computed else {}
+        for block in range(computed // BLOCK):
+            assert (self.pool.read_page(int(table[block])) == self.page(tokens, block)).all()
+        for block in range(computed // BLOCK, len(tokens) // BLOCK):
+            self.pool.write_page(int(table[block]), self.page(tokens, block))
+        manager.cache_blocks(name, len(tokens))
+        if free:
+            manager.free(name)
+        return found
+
+    def evict(self, *tiers, tokens=PROMPT):
+        """Empty the given tiers of the prompt's pages, and overwrite the device's bytes so that luck is no help."""
+        assert self.manager.flush()
+        catalog = self.manager.catalog
+        root = catalog.root(self.manager.namespace.fingerprint)
+        labels = np.array(tokens[: len(tokens) // BLOCK * BLOCK], np.uint32)
+        nodes = catalog.match([root], labels, 0, 1).nodes
+        catalog.release(1)
+        for tier in tiers:
+            catalog.drop(tier, nodes)
+            assert (catalog.state(nodes)[1][:, tier] == Residency.ABSENT).all()
+        if Tier.DEVICE in tiers:
+            self.pool.fill(np.arange(self.pool.slots), 0xAB)
+
+
+@pytest.fixture
+def rig(geometry, namespace, tmp_path):
+    rig = Rig(geometry, namespace, tmp_path)
+    yield rig
+    rig.manager.close()
+
+
+WHOLE = 6 * BLOCK
+
+
+def test_serves_the_whole_prefix_from_each_tier(rig):
+    assert rig.run("a", PROMPT) == {}
+    assert rig.run("b", PROMPT) == {"device": WHOLE}
+    rig.evict(Tier.DEVICE)
+    assert rig.run("c", PROMPT) == {"host": WHOLE}
+    rig.evict(Tier.DEVICE, Tier.HOST)
+    assert rig.run("d", PROMPT) == {"disk": WHOLE}
+    rig.manager.flush()
+    rig.manager.catalog.check()
+    assert rig.manager.stats().failures == {}
+
+
+def test_always_leaves_a_token_to_compute(rig):
+    rig.run("a", PROMPT[:-1])
+    with rig.manager.get_computed_blocks("b", PROMPT[:-1]) as computed:
+        assert computed.num_tokens == WHOLE - BLOCK
+
+
+def test_serves_after_a_restart_what_the_disk_held(geometry, namespace, tmp_path):
+    rig = Rig(geometry, namespace, tmp_path)
+    rig.run("a", PROMPT)
+    assert rig.manager.flush()
+    rig.manager.close()
+    rig = Rig(geometry, namespace, tmp_path)
+    assert rig.manager.adopted == 6
+    assert rig.run("b", PROMPT) == {"disk": WHOLE}
+    rig.manager.close()
+
+
+def test_serves_nothing_after_a_restart_that_was_invalidated_before(geometry, namespace, tmp_path):
+    rig = Rig(geometry, namespace, tmp_path)
+    rig.run("a", PROMPT)
+    rig.run("salted", PROMPT, salt="tenant")
+    rig.manager.flush()
+    assert rig.manager.invalidate(salt="tenant") > 0
+    rig.manager.close()
+    rig = Rig(geometry, namespace, tmp_path)
+    assert rig.run("b", PROMPT) == {"disk": WHOLE}
+    assert rig.run("salted", PROMPT, salt="tenant") == {}
+    rig.manager.reset()
+    assert rig.run("c", PROMPT) == {}
+    rig.manager.close()
+
+
+def test_separates_salts_and_adapters(rig):
+    rig.run("a", PROMPT)
+    assert rig.run("b", PROMPT, salt="x") == {}
+    assert rig.run("c", PROMPT, salt="y") == {}
+    assert rig.run("d", PROMPT, adapter=b"\1" * 32) == {}
+    assert rig.run("e", PROMPT, adapter=b"\1" * 32, salt="x") == {}
+    assert rig.run("f", PROMPT, salt="x") == {"device": WHOLE}
+
+
+def test_a_page_damaged_on_disk_is_a_counted_miss_and_a_shorter_prefix(geometry, namespace, tmp_path):
+    rig = Rig(geometry, namespace, tmp_path)
+    rig.run("a", PROMPT)
+    rig.evict(Tier.DEVICE, Tier.HOST)
+    nodes = rig.manager.catalog.match(
+        [rig.manager.catalog.root(namespace.fingerprint)], np.array(PROMPT[:WHOLE], np.uint32), 0, 1
+    )
+    rig.manager.catalog.release(1)
+    with (tmp_path / "slab").open("r+b") as slab:
+        slab.seek(int(nodes.slots[3]) * rig.pool.page_bytes + 17)
+        byte = slab.read(1)
+        slab.seek(-1, 1)
+        slab.write(bytes([byte[0] ^ 4]))
+    assert rig.run("b", PROMPT) == {"disk": 3 * BLOCK}
+    assert rig.manager.stats().failures == {"corrupt": 1}
+    rig.evict(Tier.DEVICE, Tier.HOST)
+    assert rig.run("c", PROMPT) == {"disk": WHOLE}, "the page computed again has replaced the damaged one"
+    rig.manager.close()
+
+
+def test_preempted_requests_come_back_with_their_pages(rig):
+    rig.run("a", PROMPT, free=False)
+    rig.manager.preempt("a")
+    rig.evict(Tier.DEVICE)
+    computed = rig.manager.resume("a")
+    assert computed.tokens_by_tier == {"host": WHOLE}
+    rig.manager.free("a")
+
+
+def test_two_requests_load_the_same_pages_once(rig):
+    rig.run("a", PROMPT)
+    rig.evict(Tier.DEVICE, Tier.HOST)
+    before = rig.manager.stats().bytes_moved["device_to_host"]
+    for name in ("b", "c"):
+        assert rig.manager.get_computed_blocks(name, PROMPT).num_tokens == WHOLE
+        assert rig.manager.allocate_slots(name, len(PROMPT)) is not None
+    done = {}
+    while len(done) < 2:
+        done |= {loaded.request_id: loaded.num_computed_tokens for loaded in rig.manager.poll(1.0)}
+    assert done == {"b": WHOLE, "c": WHOLE}
+    assert rig.manager.stats().bytes_moved["disk_to_host"] == 6 * rig.pool.page_bytes
+    assert rig.manager.stats().bytes_moved["device_to_host"] == before
+    assert (rig.manager.block_table("b")[:6] == rig.manager.block_table("c")[:6]).all()
+
+
+def test_prefetch_brings_pages_from_disk_to_host(rig):
+    rig.run("a", PROMPT)
+    rig.evict(Tier.DEVICE, Tier.HOST)
+    hint = rig.manager.prefetch(PROMPT)
+    assert (hint.found, hint.staged) == (6, 6)
+    assert rig.manager.flush()
+    assert rig.run("b", PROMPT) == {"host": WHOLE}
+
+
+def test_says_none_and_changes_nothing_when_the_device_is_full(geometry, namespace):
+    rig = Rig(geometry, namespace, device_slots=8)
+    rig.run("a", PROMPT, free=False)
+    assert rig.manager.get_computed_blocks("b", [1, 2, 3, 4, 5]).num_tokens == 0
+    before = rig.manager.stats().slots
+    assert rig.manager.allocate_slots("b", 5) is None
+    assert rig.manager.stats().slots == before
+    rig.manager.free("a")
+    assert rig.manager.allocate_slots("b", 5) is not None
+    rig.manager.close()
+
+
+@pytest.mark.parametrize("state", ["matched", "loading", "running", "preempted"])
+def test_abort_is_legal_in_every_state_and_leaks_nothing(rig, state):
+    rig.run("a", PROMPT)
+    rig.evict(Tier.DEVICE, Tier.HOST)
+    rig.manager.get_computed_blocks("b", PROMPT)
+    if state != "matched":
+        rig.manager.allocate_slots("b", len(PROMPT))
+    if state in ("running", "preempted"):
+        while not rig.manager.ready("b"):
+            rig.manager.poll(1.0)
+    if state == "preempted":
+        rig.manager.preempt("b")
+    rig.manager.free("b")
+    rig.manager.free("b")
+    assert rig.manager.flush()
+    rig.manager.catalog.check()
+    for usage in rig.manager.stats().slots.values():
+        assert usage["pinned"] == usage["private"] == usage["filling"] == usage["draining"] == 0
+    assert sum(rig.run("c", PROMPT).values()) == WHOLE
+
+
+def test_a_promise_that_expired_is_no_promise(geometry, namespace):
+    now = [0.0]
+    pool = DevicePool.allocate(geometry, 32)
+    config = CacheConfig(block_size=BLOCK, host={"size": "16MiB"}, lease_seconds=5)
+    with CacheManager(config, geometry, namespace, pool, clock=lambda: now[0]) as manager:
+        manager.get_computed_blocks("a", PROMPT)
+        manager.allocate_slots("a", len(PROMPT))
+        manager.cache_blocks("a", len(PROMPT))
+        manager.free("a")
+        assert manager.flush()
+        assert manager.get_computed_blocks("b", PROMPT).num_tokens == WHOLE
+        now[0] = 6.0
+        manager.poll()
+        assert manager.stats().expired == 1
+        assert manager.stats().slots["device"]["pinned"] == 0
+        assert manager.allocate_slots("b", len(PROMPT)) is not None
+        assert not manager.ready("b")
+        (loaded,) = manager.poll()
+        assert loaded.num_computed_tokens == 0
+        assert len(manager.block_table("b")) == 7
+
+
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (lambda m: m.get_computed_blocks("r", []), "tokens"),
+        (lambda m: m.get_computed_blocks("r", [-1]), "tokens"),
+        (lambda m: m.get_computed_blocks("r", [1.5]), "tokens"),
+        (lambda m: m.allocate_slots("unknown", 1), "request_id"),
+        (lambda m: m.resume("unknown"), "request_id"),
+        (lambda m: m.get_computed_blocks("r", [1]) and m.allocate_slots("r", 0), "num_tokens"),
+        (lambda m: m.get_computed_blocks("r", [1]) and m.cache_blocks("r", 1), "request_id"),
+        (lambda m: m.get_computed_blocks("r", [1]) and m.resume("r"), "request_id"),
+    ],
+)
+def test_bad_calls_name_the_argument(rig, call, names):
+    with pytest.raises(ValueError, match=f"^{names}: "):
+        call(rig.manager)
+    rig.manager.catalog.check()
+
+
+def test_refuses_a_host_tier_without_room_for_a_page(geometry, namespace):
+    with pytest.raises(ConfigError, match=r"host\.size"):
+        Rig(geometry, namespace, host={"size": 1000})
+
+
+def test_says_what_was_built(rig):
+    line = rig.manager.describe()
+    assert "\n" not in line
+    for word in ("host", "disk", "pages", "at_once"):
+        assert word in line
