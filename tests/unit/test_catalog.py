@@ -577,6 +577,17 @@ def test_restored_pages_leave_oldest_first() -> None:
     assert [hit(new, i) for i in range(4)] == [0, 0, 1, 1]
 
 
+def test_a_restored_chain_leaves_leaf_first_although_its_beginning_is_the_oldest() -> None:
+    old = make(host=8, disk=8)
+    nodes = store(old, 1, 1, 2, 3, tier=Tier.DISK)
+    new = make(host=8, disk=3)
+    assert new.restore(Tier.DISK, [0, 1, 2], old.identities(nodes)).all()
+    for left in (2, 1, 0):
+        new.take(Tier.DISK, 1, 10 + left)
+        new.check()
+        assert hit(new, 1, 2, 3) == left
+
+
 def test_restore_refuses_slots_that_are_taken() -> None:
     catalog = make(host=8, disk=8)
     identities = catalog.identities(store(catalog, 1, 1, tier=Tier.DISK))
