@@ -62,7 +62,7 @@ struct JournalEntry {
   std::uint8_t space[32];  // zeros for kMinimum
 };
 static_assert(sizeof(JournalEntry) == 64);
-inline constexpr std::uint32_t kMinJournal = 16;  // entries
+inline constexpr std::uint32_t kMinJournal = 4;  // entries
 inline constexpr std::uint32_t kMaxJournal = 1 << 20;
 inline constexpr std::uint64_t kMaxGeneration = std::uint64_t{1} << 62;  // so that one more never overflows
 
