@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from kvtier.lab.request import OnToken, Phase, Request, Result
 if TYPE_CHECKING:
     from kvtier.lab.attention import KVPool
     from kvtier.lab.model import LabModel
+    from kvtier.manager import CacheManager
 
 __all__ = ["LabEngine"]
 
@@ -47,7 +48,7 @@ class LabEngine:
     def __init__(
         self,
         model: LabModel,
-        manager: Any,  # CacheManager
+        manager: CacheManager,
         pool: KVPool,
         *,
         chunk_tokens: int = 64,
@@ -198,11 +199,8 @@ class LabEngine:
             manager.preempt(rid) if request.preempted else manager.free(rid)
             return False
         request.preempted, request.phase, request.stalled_since = False, Phase.LOADING, None
-        if manager.ready(rid):
-            # Slots are given to what the match promised and to the rest; a shorter table means a shorter prefix.
-            wanted = -(-len(request.tokens) // self.pool.block_size)
-            kept = request.promised - max(wanted - len(table), 0) * self.pool.block_size
-            self._begin(request, kept, _first_tokens(request.promised_by_tier, kept))
+        if manager.ready(rid):  # all of it is on the device; anything else is heard of by poll
+            self._begin(request, request.promised, request.promised_by_tier)
         return True
 
     def _begin(self, request: Request, computed: int, by_tier: dict[str, int]) -> None:
@@ -342,11 +340,3 @@ class LabEngine:
         request.phase = Phase.FINISHED
         request.result.finish_reason, request.result.finished = reason, self.clock()
         self._results.append(request.result)
-
-
-def _first_tokens(by_tier: dict[str, int], kept: int) -> dict[str, int]:
-    """The counts of the first ``kept`` tokens, when the fastest tier holds the front of the chain."""
-    result: dict[str, int] = {}
-    for tier, count in by_tier.items():
-        result[tier] = min(count, kept - sum(result.values()))
-    return result
