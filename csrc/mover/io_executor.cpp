@@ -60,7 +60,7 @@ void IoExecutor::run() {
         engine_->reap(results, kReap, std::max(Clock::duration::zero(), until - std::min(until, Clock::now())));
     for (std::size_t i = 0; i < count; ++i) handle(results[i]);
     const Time now = Clock::now();
-    if (now >= next_check) {
+    if (now >= next_check && count < kReap) {  // whatever has ended was seen: what is left really runs
       check_hung(now);
       next_check = now + kTick;
     }

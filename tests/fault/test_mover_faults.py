@@ -1,5 +1,6 @@
 """What a failing disk does to transfers: never a wrong byte, never a wait without end, each cause by its name."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,7 @@ def test_the_first_failing_operation_never_loses_a_ticket(tmp_path: Path, hops: 
 
 
 def test_hung_operations_are_given_up_and_the_disk_goes_out_of_service(tmp_path: Path, seed: int) -> None:
-    with rig(tmp_path, io_limit_s=0.05, op_bytes=1) as r:
+    with rig(tmp_path, io_limit_s=1.0, op_bytes=1) as r:  # far above what a healthy operation takes
         r.store(16, seed)
         r.faults.add(Kind.DELAY, 1, _core.FaultPlan.FOREVER, count=1000, on=On.READ)
         tickets = [r.submit((DISK, HOST, DEVICE), [span(i, 1), span(20 + i, 1), span(i, 1)], [i]) for i in range(16)]
@@ -115,6 +116,8 @@ def test_memory_of_an_operation_that_never_returned_is_kept(tmp_path: Path, seed
         r.store(1, seed)
         r.faults.add(Kind.DELAY, 1, _core.FaultPlan.FOREVER, on=On.READ)
         ticket = r.submit((DISK, HOST), [span(0, 1), span(1, 1)], [0])
+        while not r.faults.fired:  # closed before it begins, it would never begin
+            time.sleep(0.001)
         assert not r.mover.close()
         assert not r.mover.close()
         assert (r.next(ticket).status == Status.CANCELLED).all()
