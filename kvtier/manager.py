@@ -23,7 +23,7 @@ from kvtier.catalog import Catalog, Residency, Tier, TierSpec
 from kvtier.messages import DataPlane
 from kvtier.placement import Placement
 from kvtier.prefetch import Prefetched, Prefetcher
-from kvtier.sequence import ComputedBlocks, Loaded, Sequence, Slots, State, as_tokens
+from kvtier.sequence import ComputedBlocks, Loaded, Sequence, Slots, State, TokenIds, as_tokens
 from kvtier.stats import CacheStats, Counts
 
 if TYPE_CHECKING:
@@ -406,6 +406,31 @@ class CacheManager:
     ) -> None:
         self.close()
 
+    # ---- for tests and benchmarks ------------------------------------------------------------------------------------
+
+    @property
+    def plane(self) -> DataPlane:
+        """The data plane, for what it knows of itself."""
+        return self._plane
+
+    def locate(self, tokens: Iterable[int] | npt.NDArray[np.integer]) -> dict[str, int]:
+        """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""
+        counts = self.catalog.peek([self._root(self._space(None, None))], self._whole_blocks(tokens))
+        return {tier.name.lower(): counts[tier] * self._block for tier in Tier if counts[tier]}
+
+    def evict(self, tier: Tier, tokens: Iterable[int] | npt.NDArray[np.integer]) -> Slots:
+        """Drop the cached prefix's pages that nobody uses from ``tier``; returns the slots that are free by it."""
+        root, labels = self._root(self._space(None, None)), self._whole_blocks(tokens)
+        found = self.catalog.match([root], labels, 0, _HINTS).hit
+        self.catalog.release(_HINTS)  # a match pins its pages; an insert keeps no more than the nodes alive
+        with self.catalog.lease(_HINTS):
+            nodes = self.catalog.insert(root, labels[: found * self._block], _HINTS)
+            slots, before = self.catalog.state(nodes)
+            self.catalog.drop(tier, nodes)
+            after = self.catalog.state(nodes)[1]
+        gone = (before[:, tier] == Residency.READY) & (after[:, tier] == Residency.ABSENT)
+        return np.ascontiguousarray(slots[gone, tier])
+
     # ---- private -------------------------------------------------------------------------------------------------
 
     def _known(self, request_id: str) -> Sequence:
@@ -413,6 +438,10 @@ class CacheManager:
         if sequence is None:
             raise ValueError(f"request_id: {request_id!r} is not known; call get_computed_blocks first")
         return sequence
+
+    def _whole_blocks(self, tokens: Iterable[int] | npt.NDArray[np.integer]) -> TokenIds:
+        ids = as_tokens(tokens)
+        return ids[: len(ids) // self._block * self._block]
 
     def _table(self, sequence: Sequence) -> Slots:
         if sequence.state is State.RUNNING:
