@@ -1,0 +1,160 @@
+"""Table 1: the time to first token by context and by where the prefix is found.
+
+A round of one context: everything is dropped and the prompt is computed; then it is served from each tier, in an
+order that turns from round to round, the faster tiers emptied first. Recompute and hits so share the machine's good and
+bad moments, and their ratio is taken within the round.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvtier.lab.results import BytesMoved, ContextRow, LaneRate, Source, Spread, TokensByTier
+from kvtier.lab.rig import Progress, ProofError, Rig, empty_faster
+from kvtier.lab.workload import document, question
+
+if TYPE_CHECKING:
+    from kvtier.lab.request import Result
+    from kvtier.lab.settings import Fitted
+
+__all__ = ["ContextBench", "Sample", "rows"]
+
+_LANES = {"host": ("host_to_device",), "disk": ("disk_to_host", "host_to_device")}
+
+
+@dataclass(slots=True)
+class Sample:
+    """The measurements of one row, in seconds, one entry for each round."""
+
+    ttft: list[float] = field(default_factory=list)
+    tpot: list[float] = field(default_factory=list)
+    moved: list[BytesMoved] = field(default_factory=list)
+    tokens_by_tier: TokensByTier = field(default_factory=TokensByTier)
+    matches: list[bool] = field(default_factory=list)
+
+
+class ContextBench:
+    """Measures the rows of table 1 on one rig."""
+
+    def __init__(self, rig: Rig, fitted: Fitted, progress: Progress) -> None:
+        self._rig, self._fitted, self._progress = rig, fitted, progress
+        self._block = rig.block_size
+        seed = fitted.settings.seed
+        self._prompts = {
+            context: document(rig.model, context, seed, context) + question(rig.model, self._block, seed, context)
+            for context in fitted.contexts
+        }
+        self._answers: dict[int, list[int]] = {}
+        self.samples: dict[tuple[int, Source], Sample] = {}
+
+    def run(self, seconds: float | None) -> None:
+        """All rounds, or as many whole ones, at least one, as ``seconds`` allow."""
+        settings, began = self._fitted.settings, time.monotonic()
+        self._progress("warming up", 0.0)
+        self._rig.serve(self._prompts[self._fitted.contexts[0]], settings.output_tokens)
+        self._rig.settle()
+        for number in range(settings.repeat):
+            self._round(number, number / settings.repeat, 1 / settings.repeat)
+            used = time.monotonic() - began
+            if seconds is not None and used + used / (number + 1) > seconds:
+                break
+        self._progress("contexts done", 1.0)
+
+    def _round(self, number: int, done: float, share: float) -> None:
+        contexts = self._fitted.contexts
+        hits = [source for source in self._fitted.settings.tiers if source != "recompute"]
+        turned = hits[number % len(hits) :] + hits[: number % len(hits)] if hits else []
+        for index, context in enumerate(contexts):
+            for source in ("recompute", *turned):
+                where = "computing" if source == "recompute" else f"from {source}"
+                self._progress(f"round {number + 1}: {context} tokens {where}", done + share * index / len(contexts))
+                self._measure(context, source)  # type: ignore[arg-type]
+
+    def _measure(self, context: int, source: Source) -> None:
+        rig, tokens = self._rig, self._prompts[context]
+        empty_faster(rig.manager, rig.device, tokens[:context], source)
+        before = rig.bytes_moved()
+        result = rig.serve(tokens, self._fitted.settings.output_tokens)
+        rig.settle()
+        found = TokensByTier(**result.tokens_by_tier)
+        _prove(context, self._block, source, found, result)
+        answer = self._answers.setdefault(context, list(result.tokens))
+        sample = self.samples.setdefault((context, source), Sample())
+        sample.ttft.append(result.ttft or 0.0)
+        if result.tpot is not None:
+            sample.tpot.append(result.tpot)
+        sample.moved.append(rig.bytes_moved().since(before))
+        sample.tokens_by_tier = found
+        sample.matches.append(result.tokens == answer)
+
+
+def _prove(context: int, block: int, source: Source, found: TokensByTier, result: Result) -> None:
+    wanted = TokensByTier(computed=context + block)
+    if source != "recompute":
+        wanted = TokensByTier(**{source: context}, computed=block)
+    if found != wanted or result.lost_tokens:
+        counts = {tier: count for tier, count in found.model_dump().items() if count}
+        raise ProofError(f"{source}, {context} tokens: the prefix was served from {counts}, {result.lost_tokens} lost")
+
+
+def rows(
+    samples: dict[tuple[int, Source], Sample],
+    tiers: Sequence[Source],
+    rates: Sequence[LaneRate],
+    device_bytes: int,
+    *,
+    loads_only: bool = False,
+) -> list[ContextRow]:
+    """The rows of table 1 in order; recompute is measured always and shown where ``tiers`` has it."""
+    speed = {rate.lane: rate.bytes_per_s for rate in rates}
+    found = []
+    for (context, source), sample in sorted(samples.items(), key=lambda item: (item[0][0], tiers_order(item[0][1]))):
+        if source not in tiers:
+            continue
+        floor_ms, floor_is = _floor(source, BytesMoved.mean(sample.moved), speed)
+        median_ms = 1000 * statistics.median(sample.ttft)
+        base = samples.get((context, "recompute")) if source != "recompute" and not loads_only else None
+        found.append(
+            ContextRow(
+                context=context,
+                tier=source,
+                kind="measured load" if loads_only else "measured",
+                n=len(sample.ttft),
+                ttft_ms=Spread.of(sample.ttft),
+                tpot_ms=Spread.of(sample.tpot),
+                tokens_by_tier=sample.tokens_by_tier,
+                bytes_moved=BytesMoved.mean(sample.moved),
+                device_bytes=device_bytes,
+                outputs_match=all(sample.matches),
+                ttft_to_recompute=_paired(sample, base) if base else None,
+                floor_ms=floor_ms,
+                floor_is=floor_is,
+                ttft_to_floor=median_ms / floor_ms if floor_ms else None,
+            )
+        )
+    return found
+
+
+def tiers_order(source: Source) -> int:
+    return ("recompute", "device", "host", "disk").index(source)
+
+
+def _paired(sample: Sample, base: Sample) -> float:
+    return statistics.median(own / other for own, other in zip(sample.ttft, base.ttft, strict=False))
+
+
+def _floor(source: Source, moved: BytesMoved, speed: dict[str, float | None]) -> tuple[float | None, str | None]:
+    """Bytes over rate of the slowest lane on the way; lanes work side by side, so their times do not add up."""
+    times = {}
+    for lane in _LANES.get(source, ()):
+        rate, count = speed.get(lane), getattr(moved, lane)
+        if rate and count:
+            times[lane] = 1000 * count / rate
+    if not times:
+        return None, None
+    slowest = max(times, key=times.__getitem__)
+    return times[slowest], f"{slowest} at {(speed[slowest] or 0) / 1e9:.2f} GB/s"
