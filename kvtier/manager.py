@@ -73,7 +73,7 @@ class CacheManager:
 
                 plane = LocalDataPlane(config, geometry, device)
                 stack.callback(plane.close)
-            self._plane = plane
+            self.plane = plane
             hello = plane.hello()
             policies = {Tier.HOST: config.host.policy, Tier.DISK: config.disk.policy}
             self._tiers = sorted(hello.capacity)
@@ -308,8 +308,8 @@ class CacheManager:
         table is shorter by as much: call ``allocate_slots`` again before computing past it.
         """
         if timeout > 0:
-            self._plane.wait(timeout)
-        ended = self.placement.settle(self._plane.poll())
+            self.plane.wait(timeout)
+        ended = self.placement.settle(self.plane.poll())
         now = self._clock()
         loaded: list[Loaded] = []
         for sequence in list(self._loading.values()):
@@ -362,7 +362,7 @@ class CacheManager:
         return self._invalidate(None)
 
     def _invalidate(self, space: bytes | None) -> int:
-        generation = self._plane.invalidate(space)
+        generation = self.plane.invalidate(space)
         dropped = self.catalog.invalidate(space, generation)
         for sequence in self._sequences.values():
             if space is not None and sequence.space != space:
@@ -392,11 +392,11 @@ class CacheManager:
         writes = f"writes: host {self.config.host.write}"
         if Tier.DISK in self._tiers:
             writes += f", disk {self.config.disk.write}; {self.adopted} pages adopted from disk"
-        return "; ".join([self._plane.describe(), writes, *(f"WARNING {text}" for text in self._plane.warnings())])
+        return "; ".join([self.plane.describe(), writes, *(f"WARNING {text}" for text in self.plane.warnings())])
 
     def close(self) -> None:
         """Stop the data plane and close the store. What is still queued is dropped: call :meth:`flush` before."""
-        self._plane.close()
+        self.plane.close()
 
     def __enter__(self) -> CacheManager:
         return self
@@ -449,7 +449,7 @@ class CacheManager:
         return np.concatenate([self.catalog.state(sequence.nodes)[0][:, Tier.DEVICE], sequence.private])
 
     def _root(self, space: bytes) -> int:
-        return self.catalog.root(space, 0, self._plane.generation(space))
+        return self.catalog.root(space, 0, self.plane.generation(space))
 
     def _fingerprint(self, salt: str | None, adapter: bytes | None) -> bytes:
         if salt is None and adapter is None:
@@ -461,5 +461,5 @@ class CacheManager:
         if not len(slots):
             return 0
         adopted = self.catalog.restore(Tier.DISK, slots, identities)
-        self._plane.forget(np.ascontiguousarray(slots[~adopted]))
+        self.plane.forget(np.ascontiguousarray(slots[~adopted]))
         return int(adopted.sum())
