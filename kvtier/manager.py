@@ -408,11 +408,6 @@ class CacheManager:
 
     # ---- for tests and benchmarks ------------------------------------------------------------------------------------
 
-    @property
-    def plane(self) -> DataPlane:
-        """The data plane, for what it knows of itself."""
-        return self._plane
-
     def locate(self, tokens: Iterable[int] | npt.NDArray[np.integer]) -> dict[str, int]:
         """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""
         counts = self.catalog.peek([self._root(self._space(None, None))], self._whole_blocks(tokens))

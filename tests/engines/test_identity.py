@@ -31,11 +31,11 @@ boats that had been given up for lost were towed in by the pilots, and the bells
 master wrote all of it down in the same small hand, and at the foot of the page he added what the baker had told him
 about the miller's daughter, who was going to be married in the spring to the pilot's youngest son, if he came back.
 When the book was full he"""
-OTHER_TEXT = """Bread dough wants time more than it wants work. Mix the flour with two thirds of its weight in water, let
-it stand for half an hour, and only then add the salt and the yeast. Fold it once every half hour, four times in all,
-and put the bowl in a cool place until the morning. Heat the oven with its stone for an hour; a loaf that goes into a
-cold oven spreads before it rises. Cut the crust with a razor, throw a cup of water on the floor of the oven and shut
-the door at once. After twenty minutes let the steam out. It is done when it sounds hollow, and when you"""
+OTHER_TEXT = """Bread dough wants time more than it wants work. Mix the flour with two thirds of its weight in water,
+let it stand for half an hour, and only then add the salt and the yeast. Fold it once every half hour, four times in
+all, and put the bowl in a cool place until the morning. Heat the oven with its stone for an hour; a loaf that goes
+into a cold oven spreads before it rises. Cut the crust with a razor, throw a cup of water on the floor of the oven
+and shut the door at once. After twenty minutes let the steam out. It is done when it sounds hollow, and when you"""
 SCRATCH = 1  # the catalog's request id for looking around; the manager counts its own from 2
 
 
