@@ -7,7 +7,6 @@
 namespace kvtier {
 namespace {
 
-constexpr std::size_t kPagesAhead = 16;
 const char* const kTierNames[kTiers] = {"device", "host", "disk", "remote"};
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
@@ -99,7 +98,6 @@ std::size_t Catalog::walk(NodeId root, Labels labels, std::size_t limit) {
 // tier below the one that serves them.
 bool Catalog::promise_pages(std::size_t start, std::size_t found, Match* match, Promise* promise) {
   const std::size_t most = found - start;
-  match->nodes.resize(most);
   match->tiers.resize(most);
   match->slots.resize(most);
   match->filling.resize(most);
@@ -119,12 +117,12 @@ bool Catalog::promise_pages(std::size_t start, std::size_t found, Match* match, 
     for (int lower = t + 1; lower < tiers; ++lower) copies = copies || row[lower].ready();
     pages_.pin(t, node);
     promise->tiers[i] = static_cast<std::uint8_t>(t);
-    match->nodes[i] = node;
     match->tiers[i] = static_cast<std::uint8_t>(pages_.tier(t));
     match->slots[i] = row[t].slot;
-    match->filling[i] = filling;
+    if (filling != 0) match->filling[i] = filling;
   }
-  match->nodes.resize(i);
+  const auto first = path_.begin() + static_cast<std::ptrdiff_t>(start);
+  match->nodes.assign(first, first + static_cast<std::ptrdiff_t>(i));
   match->tiers.resize(i);
   match->slots.resize(i);
   match->filling.resize(i);
@@ -135,16 +133,14 @@ bool Catalog::promise_pages(std::size_t start, std::size_t found, Match* match, 
 }
 
 void Catalog::let_go(Promise& promise) {
-  for (std::size_t i = promise.nodes.size(); i-- > 0;) unpin(promise.tiers[i], promise.nodes[i]);
+  for (std::size_t i = promise.nodes.size(); i-- > 0;) {
+    if (i >= kPagesAhead) pages_.prefetch(promise.nodes[i - kPagesAhead]);
+    unpin(promise.tiers[i], promise.nodes[i]);
+  }
   for (std::size_t i = promise.loads.size(); i-- > 0;) unpin(promise.loads[i].t, promise.loads[i].node);
   promise.nodes.clear();
   promise.tiers.clear();
   promise.loads.clear();
-}
-
-void Catalog::unpin(int t, NodeId node) {
-  pages_.unpin(t, node);
-  reap(node);
 }
 
 Match Catalog::match(Nodes roots, Labels labels, std::uint32_t start, RequestId request, std::size_t limit) {
@@ -204,6 +200,7 @@ std::vector<NodeId> Catalog::insert(NodeId parent, Labels labels, RequestId requ
   }
   Lease& lease = leases_[leases_.get(request)];
   std::vector<NodeId> nodes(count);
+  lease.holds.reserve(std::max(lease.holds.capacity(), lease.holds.size() + count));
   const auto hold = [&](std::size_t from, std::size_t to) {
     for (std::size_t i = from; i < to; ++i) {
       // A request that inserts its chain again, longer, does not hold its beginning twice.
@@ -276,11 +273,11 @@ std::vector<Slot> Catalog::take(Tier tier, std::size_t count, RequestId request)
   const std::size_t free = pages_.free_slots(t);
   // All or nothing: nobody's page is evicted for a call that then fails.
   if (count > free + pages_.evictable(t)) return slots;
-  if (count > free) evict(t, count - free, false);
+  make_room(t, count, false);
   std::vector<Slot>& privates = leases_[lease].privates[t];
   slots.resize(count);
   for (Slot& slot : slots) {
-    pages_.pop_free(t, &slot);
+    slot = pages_.pop_free(t);
     pages_.make_private(t, slot, lease, static_cast<std::uint32_t>(privates.size()));
     privates.push_back(slot);
   }
@@ -303,6 +300,7 @@ std::uint32_t Catalog::narrow(RequestId request, Tier tier) {
   if (index == Leases::kNone) return 0;
   Lease& lease = leases_[index];
   Promise kept;
+  kept.nodes.reserve(lease.promise.nodes.size());
   for (const NodeId node : lease.promise.nodes) {
     if (!pages_.page(t, node).ready()) break;
     pages_.pin(t, node);

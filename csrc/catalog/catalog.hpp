@@ -93,6 +93,8 @@ class Catalog {
   std::string check() const;  // check.cpp: empty, or the first broken promise found
 
  private:
+  static constexpr std::size_t kPagesAhead = 16;  // how far ahead of the work on a chain its pages are fetched
+
   int owned(Tier tier) const;  // index, or throws
   void require_alive(const char* what, Nodes nodes) const;
   NodeId the_root(Nodes roots) const;
@@ -100,24 +102,30 @@ class Catalog {
   int fastest(NodeId node) const;
   std::size_t walk(NodeId root, Labels labels, std::size_t limit);  // into path_
 
-  bool evict(int t, std::size_t count, bool backed_only);
-  bool has_room(int t, bool backed_only);
-  bool find_slot(int t, bool backed_only, Slot* slot);
-  void reap(NodeId node);  // and its ancestors, as far as nothing keeps them
+  void make_room(int t, std::size_t slots, bool backed_only);  // evicts what is missing, as far as it goes
+  void reap(NodeId node) {                                     // and its ancestors, as far as nothing keeps them
+    if (!pages_.has_page(node)) reap_pageless(node);
+  }
+  void reap_pageless(NodeId node);
   void prune();
 
   bool promise_pages(std::size_t start, std::size_t found, Match* match, Promise* promise);
   void let_go(Promise& promise);
-  void unpin(int t, NodeId node);  // and what nothing keeps any more
+  void unpin(int t, NodeId node) {  // and what nothing keeps any more
+    pages_.unpin(t, node);
+    reap(node);
+  }
   void require_private(int t, Slots slots, std::uint32_t lease);
   void forget_private(Lease& lease, int t, Slot slot);
   bool leases_node(const Lease& lease, NodeId node) const;
 
-  bool reserve_node(std::span<const Tier> path, NodeId node, Ticket ticket, bool backed_only, Slot* slots);
+  std::size_t run_length(Nodes nodes) const;
+  bool movable(std::span<const Tier> path, NodeId node) const;
+  std::size_t reserve_run(std::span<const Tier> path, Nodes nodes, bool backed_only, Transfer* transfer,
+                          std::uint32_t lease, Slot* slots, std::size_t stride);
   NodeId restore_node(const PageIdentity& head, const std::uint8_t* identity,
                       std::unordered_map<std::string, NodeId>* by_digest);
-  void settle_hop(Transfer& transfer, std::size_t hop, std::size_t i);
-  void unpin_sources(const Transfer& transfer, std::size_t i);
+  bool settle_hop(Transfer& transfer, const int* t, std::size_t hop, std::size_t i, PageStatus now);
 
   std::string check_leases(std::vector<std::uint32_t>* pins, std::vector<std::uint32_t>* holds) const;
   std::string check_transfers(std::vector<std::uint32_t>* pins) const;

@@ -188,10 +188,12 @@ std::string Pages::check_pages(int t, const std::vector<std::uint32_t>& pins) co
 }
 
 std::string Pages::check_order(int t) const {
-  const Policy& order = *tiers_[t].policy;
+  const Order& order = tiers_[t].order;
   std::vector<bool> seen(trie_.max_nodes(), false);
   std::size_t length = 0, evictable = 0;
-  for (NodeId node = order.coldest(); node != kNoNode; node = order.hotter(node)) {
+  NodeId first = kNoNode;
+  order.coldest(&first, 1);
+  for (NodeId node = first; node != kNoNode; node = order.hotter(node)) {
     if (seen[node] || ++length > order.size()) return "the order runs in a circle";
     seen[node] = true;
     if (!page(t, node).evictable() || page(t, node).parked())

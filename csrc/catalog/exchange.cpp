@@ -16,28 +16,19 @@ bool known(std::uint8_t status) {
 
 }  // namespace
 
-bool Catalog::evict(int t, std::size_t count, bool backed_only) {
-  for (; count != 0; --count) {
-    const NodeId node = pages_.victim(t);
-    if (node == kNoNode || (backed_only && !pages_.backed(t, node))) return false;
-    trie_.prefetch_erase(node);
-    pages_.evict(t, node);
-    reap(node);
-  }
-  return true;
+// How many of the nodes, from the first, are sure to be different ones: each lies deeper than the one before.
+std::size_t Catalog::run_length(Nodes nodes) const {
+  std::size_t length = std::min<std::size_t>(1, nodes.size());
+  while (length < nodes.size() && trie_.position(nodes[length]) > trie_.position(nodes[length - 1])) ++length;
+  return length;
 }
 
-bool Catalog::has_room(int t, bool backed_only) {
-  if (pages_.free_slots(t) != 0) return true;
-  const NodeId node = pages_.victim(t);
-  return node != kNoNode && (!backed_only || pages_.backed(t, node));
+void Catalog::make_room(int t, std::size_t slots, bool backed_only) {
+  const std::size_t free = pages_.free_slots(t);
+  if (slots > free) pages_.evict(t, slots - free, backed_only, [this](NodeId node) { reap(node); });
 }
 
-bool Catalog::find_slot(int t, bool backed_only, Slot* slot) {
-  return pages_.pop_free(t, slot) || (evict(t, 1, backed_only) && pages_.pop_free(t, slot));
-}
-
-void Catalog::reap(NodeId node) {
+void Catalog::reap_pageless(NodeId node) {
   while (!is_root(node) && trie_.children(node) == 0 && trie_.holds(node) == 0 && !pages_.has_page(node)) {
     const NodeId parent = trie_.parent(node);
     trie_.erase(node);
@@ -45,56 +36,70 @@ void Catalog::reap(NodeId node) {
   }
 }
 
-// All of one node's pages, or none: its source pinned, a slot in each owned tier behind it.
-bool Catalog::reserve_node(std::span<const Tier> path, NodeId node, Ticket ticket, bool backed_only, Slot* slots) {
+bool Catalog::movable(std::span<const Tier> path, NodeId node) const {
   if (!trie_.alive(node) || trie_.detached(node)) return false;  // eviction for an earlier one may have ended it
   const int source = pages_.index(path[0]);
   if (source >= 0 && !pages_.page(source, node).ready()) return false;
-  for (std::size_t hop = 1; hop < path.size(); ++hop) {
-    const int t = pages_.index(path[hop]);
-    if (t < 0) continue;
-    if (pages_.page(t, node).residency() != Residency::kAbsent || !has_room(t, backed_only)) return false;
+  for (const Tier tier : path.subspan(1)) {
+    const int t = pages_.index(tier);
+    if (t >= 0 && pages_.page(t, node).residency() != Residency::kAbsent) return false;
   }
-  // The node must outlive what is evicted on its behalf: by its source's pin, or where that is an engine's own, by a
+  return true;
+}
+
+// The first of the nodes, different ones, as far as they can be had: their sources pinned, a slot in each owned tier
+// behind them. slots: [path][stride]. Room is made for all of them before the first begins to fill.
+std::size_t Catalog::reserve_run(std::span<const Tier> path, Nodes nodes, bool backed_only, Transfer* transfer,
+                                 std::uint32_t lease, Slot* slots, std::size_t stride) {
+  std::size_t count = 0;
+  while (count < nodes.size() && movable(path, nodes[count])) ++count;
+  for (const Tier tier : path.subspan(1)) {
+    const int t = pages_.index(tier);
+    if (t >= 0) count = std::min(count, pages_.free_slots(t) + pages_.evictable(t));
+  }
+  // A node must outlive what is evicted on its behalf: by its source's page, or where that is an engine's own, by a
   // hold.
-  source >= 0 ? pages_.pin(source, node) : trie_.hold(node);
-  std::size_t hop = 1;
-  for (; hop < path.size(); ++hop) {
-    slots[hop] = kNoSlot;
-    const int t = pages_.index(path[hop]);
-    if (t >= 0 && !find_slot(t, backed_only, &slots[hop])) break;
+  const int source = pages_.index(path[0]);
+  const Nodes held = source < 0 ? nodes.first(count) : Nodes();
+  for (const NodeId node : held) trie_.hold(node);
+  for (const Tier tier : path.subspan(1)) {
+    const int t = pages_.index(tier);
+    if (t < 0) continue;
+    make_room(t, count, backed_only);
+    count = std::min(count, pages_.free_slots(t));
   }
-  const bool complete = hop == path.size();
-  if (!complete) {
-    for (std::size_t undo = 1; undo < hop; ++undo)
-      if (slots[undo] != kNoSlot) pages_.unclaim(pages_.index(path[undo]), slots[undo]);
-  } else {
-    slots[0] = source >= 0 ? pages_.page(source, node).slot : kNoSlot;
-    for (hop = 1; hop < path.size(); ++hop) {
-      const int t = pages_.index(path[hop]);
-      if (t < 0) continue;
-      pages_.begin_filling(t, node, slots[hop], ticket);
-      if (hop + 1 < path.size()) pages_.pin(t, node);  // the next hop's source
+  for (std::size_t hop = 0; hop < path.size(); ++hop) {
+    const int t = pages_.index(path[hop]);
+    Slot* const out = slots + hop * stride;
+    const bool is_source = hop + 1 < path.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      if (t < 0) {
+        out[i] = kNoSlot;
+        continue;
+      }
+      if (i + kPagesAhead < count) pages_.prefetch(nodes[i + kPagesAhead]);
+      if (hop != 0) pages_.begin_filling(t, nodes[i], pages_.pop_free(t), transfer->ticket);
+      if (is_source || lease != Leases::kNone) pages_.pin(t, nodes[i]);
+      out[i] = pages_.page(t, nodes[i]).slot;
     }
   }
-  if (source < 0) trie_.unhold(node);
-  if (!complete) {
-    if (source >= 0) pages_.unpin(source, node);
-    reap(node);
+  for (std::size_t i = held.size(); i-- > 0;) {
+    trie_.unhold(held[i]);
+    reap(held[i]);
   }
-  return complete;
+  return count;
 }
 
 Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool backed_only) {
   if (path.size() < 2 || path.size() > kTiers)
     refuse("path: " + std::to_string(path.size()) + " tiers given; 2 to 4 are accepted");
-  bool any_owned = false;
+  int owned_destinations = 0;
   for (std::size_t i = 0; i < path.size(); ++i) {
     if (static_cast<int>(path[i]) >= kTiers || std::find(path.begin(), path.begin() + i, path[i]) != path.begin() + i)
       refuse("path: must name known tiers, each once");
-    any_owned = any_owned || pages_.index(path[i]) >= 0;
+    owned_destinations += i > 0 && pages_.index(path[i]) >= 0;
   }
-  if (!any_owned) refuse("path: no tier on it is owned by this catalog");
+  if (owned_destinations == 0 && pages_.index(path[0]) < 0) refuse("path: no tier on it is owned by this catalog");
   require_alive("nodes", nodes);
   const int last = pages_.index(path.back());
   const std::uint32_t lease = request != 0 && last >= 0 ? leases_.get(request) : Leases::kNone;
@@ -102,23 +107,28 @@ Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId 
   Reservation reservation;
   Transfer* transfer = nodes.empty() ? nullptr : transfers_.open();
   if (transfer == nullptr) return reservation;
-  std::vector<Slot> slots(path.size() * nodes.size());
+  const std::size_t stride = nodes.size();
+  std::vector<Slot> slots(path.size() * stride);
   std::size_t count = 0;
-  for (; count < nodes.size(); ++count) {
-    Slot of_node[kTiers];
-    if (!reserve_node(path, nodes[count], transfer->ticket, backed_only, of_node)) break;
-    for (std::size_t i = 0; i < path.size(); ++i) slots[i * nodes.size() + count] = of_node[i];
-    if (lease != Leases::kNone) {
-      pages_.pin(last, nodes[count]);
-      leases_[lease].promise.loads.push_back({nodes[count], static_cast<std::uint8_t>(last)});
-    }
+  while (count < stride) {
+    // Of two tiers one may have nothing backed to give up: then nothing may have gone from the other for it in advance.
+    const std::size_t length = owned_destinations > 1 && backed_only ? 1 : run_length(nodes.subspan(count));
+    const Nodes run = nodes.subspan(count, length);
+    const std::size_t got = reserve_run(path, run, backed_only, transfer, lease, slots.data() + count, stride);
+    count += got;
+    if (got != run.size()) break;
   }
   if (count == 0) {
     transfers_.close(transfer);
     return reservation;
   }
-  for (std::size_t i = 1; i < path.size(); ++i)
-    std::copy_n(slots.begin() + static_cast<std::ptrdiff_t>(i * nodes.size()), count,
+  if (lease != Leases::kNone) {
+    std::vector<PagePin>& loads = leases_[lease].promise.loads;
+    loads.reserve(loads.size() + count);
+    for (std::size_t i = 0; i < count; ++i) loads.push_back({nodes[i], static_cast<std::uint8_t>(last)});
+  }
+  for (std::size_t i = 1; i < path.size() && count != stride; ++i)
+    std::copy_n(slots.begin() + static_cast<std::ptrdiff_t>(i * stride), count,
                 slots.begin() + static_cast<std::ptrdiff_t>(i * count));
   slots.resize(path.size() * count);
   transfer->path.assign(path.begin(), path.end());
@@ -131,32 +141,24 @@ Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId 
   return reservation;
 }
 
-void Catalog::settle_hop(Transfer& transfer, std::size_t hop, std::size_t i) {
-  const NodeId node = transfer.nodes[i];
+// The first word on a page's hop counts. True: this was one.
+bool Catalog::settle_hop(Transfer& transfer, const int* t, std::size_t hop, std::size_t i, PageStatus now) {
   const std::size_t count = transfer.count();
-  const PageStatus status = transfer.status[hop * count + i];
+  PageStatus& kept = transfer.status[hop * count + i];
+  if (kept != PageStatus::kPending || now == PageStatus::kPending) return false;
+  kept = now;
+  --transfer.pending;
+  const NodeId node = transfer.nodes[i];
   // What a later hop wrote is only good if each earlier one is known to be.
-  bool good = status == PageStatus::kOk;
+  bool good = now == PageStatus::kOk;
   for (std::size_t earlier = 0; earlier < hop; ++earlier)
     good = good && transfer.status[earlier * count + i] == PageStatus::kOk;
-  const int source = pages_.index(transfer.path[hop]);
-  if (status >= kFirstLost) {
+  if (now >= kFirstLost) {
     ++stats_.pages_lost;
-    if (source >= 0) pages_.condemn(source, node);
+    if (t[hop] >= 0) pages_.condemn(t[hop], node);
   }
-  const int destination = pages_.index(transfer.path[hop + 1]);
-  if (destination >= 0) pages_.settle_filler(destination, node, good);
-}
-
-void Catalog::unpin_sources(const Transfer& transfer, std::size_t i) {
-  for (std::size_t hop = 0; hop < transfer.hops(); ++hop) {
-    if (transfer.status[hop * transfer.count() + i] == PageStatus::kPending) return;  // all hops, or none yet
-  }
-  for (std::size_t hop = 0; hop < transfer.hops(); ++hop) {
-    const int t = pages_.index(transfer.path[hop]);
-    if (t >= 0) pages_.unpin(t, transfer.nodes[i]);
-  }
-  reap(transfer.nodes[i]);
+  if (t[hop + 1] >= 0) pages_.settle_filler(t[hop + 1], node, good);
+  return true;
 }
 
 bool Catalog::settle(Ticket ticket, std::span<const std::uint8_t> status, std::size_t hops, std::size_t count) {
@@ -170,20 +172,22 @@ bool Catalog::settle(Ticket ticket, std::span<const std::uint8_t> status, std::s
   if (hops != transfer->hops() || count != transfer->count())
     refuse("status: shape (" + std::to_string(hops) + ", " + std::to_string(count) + ") given; this ticket has (" +
            std::to_string(transfer->hops()) + ", " + std::to_string(transfer->count()) + ")");
+  int t[kTiers];
+  for (std::size_t i = 0; i <= hops; ++i) t[i] = pages_.index(transfer->path[i]);
   // Tail first: of pages that become evictable together, the beginning of the chain is to go last.
   for (std::size_t i = count; i-- > 0;) {
-    if (i >= 16) pages_.prefetch(transfer->nodes[i - 16]);
-    bool news = false;
+    if (i >= kPagesAhead) pages_.prefetch(transfer->nodes[i - kPagesAhead]);
+    bool news = false, done = true;
     for (std::size_t hop = 0; hop < hops; ++hop) {
-      PageStatus& kept = transfer->status[hop * count + i];
-      const auto now = static_cast<PageStatus>(status[hop * count + i]);
-      if (kept != PageStatus::kPending || now == PageStatus::kPending) continue;  // the first word counts
-      kept = now;
-      --transfer->pending;
-      news = true;
-      settle_hop(*transfer, hop, i);
+      news |= settle_hop(*transfer, t, hop, i, static_cast<PageStatus>(status[hop * count + i]));
+      done &= transfer->status[hop * count + i] != PageStatus::kPending;
     }
-    if (news) unpin_sources(*transfer, i);
+    if (!news || !done) continue;
+    // Sources are let go when no hop can touch them any more.
+    const NodeId node = transfer->nodes[i];
+    for (std::size_t hop = 0; hop < hops; ++hop)
+      if (t[hop] >= 0) pages_.unpin(t[hop], node);
+    reap(node);
   }
   if (transfer->pending == 0) transfers_.close(transfer);
   return true;

@@ -10,6 +10,7 @@
 // at most once per use.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -71,11 +72,16 @@ class Pages {
   const Page& page(int t, NodeId node) const { return pages_[static_cast<std::size_t>(node) * stride_ + t]; }
   const Page* row(NodeId node) const { return &pages_[static_cast<std::size_t>(node) * stride_]; }
   void prefetch(NodeId node) const { __builtin_prefetch(row(node), 1); }
-  bool has_page(NodeId node) const;
+  bool has_page(NodeId node) const {
+    const Page* pages = row(node);
+    for (std::size_t t = 0; t < stride_; ++t)
+      if (pages[t].residency() != Residency::kAbsent) return true;
+    return false;
+  }
   Ticket filler(int t, Slot slot) const { return tiers_[t].tickets[slot]; }
 
   // Slots.
-  bool pop_free(int t, Slot* slot);
+  Slot pop_free(int t) { return tiers_[t].free[--tiers_[t].free_count]; }  // there is one
   std::size_t free_slots(int t) const { return tiers_[t].free_count; }
   void make_private(int t, Slot slot, std::uint32_t lease, std::uint32_t place);
   bool is_private_of(int t, Slot slot, std::uint32_t lease) const { return tiers_[t].owners[slot].lease == lease; }
@@ -106,15 +112,16 @@ class Pages {
   void touch(int t, NodeId node) {
     const Page& page = this->page(t, node);
     if (!page.evictable()) return;
-    page.parked() ? unpark(t, node, true) : tiers_[t].policy->touch(node);
+    page.parked() ? unpark(t, node, true) : tiers_[t].order.touch(node);
   }
 
   // Eviction.
-  std::size_t evictable(int t) const { return tiers_[t].policy->size() + tiers_[t].parked; }
-  NodeId victim(int t);                   // the next page to go, kNoNode when there is none; parks what must wait
-  bool backed(int t, NodeId node) const;  // ready in a lower owned tier
-  void evict(int t, NodeId node);         // a page that victim() named
-  const Policy& order(int t) const { return *tiers_[t].policy; }
+  std::size_t evictable(int t) const { return tiers_[t].order.size() + tiers_[t].parked; }
+  // Frees the slots of the `count` pages that are next to go, and calls gone(node) after each. Fewer when there are no
+  // more, or with backed_only, when the next one is not also ready in a lower owned tier. Returns how many.
+  template <class Gone>
+  std::size_t evict(int t, std::size_t count, bool backed_only, Gone&& gone);
+  const Order& order(int t) const { return tiers_[t].order; }
 
   Usage usage(int t) const;
   std::size_t fillers(int t) const;  // slots that a transfer is filling, counted one by one
@@ -129,9 +136,10 @@ class Pages {
     std::uint32_t place;  // in that lease's list
   };
   struct Pool {
+    explicit Pool(std::unique_ptr<Policy> policy) : order(std::move(policy)) {}
     Tier tier;
     Slot capacity;
-    std::unique_ptr<Policy> policy;
+    Order order;
     Array<Owner> owners;
     Array<Ticket> tickets;  // the transfer that fills the slot, 0 if none
     Array<Slot> free;       // a stack
@@ -145,16 +153,71 @@ class Pages {
     page.word = (page.word & ~3u) | static_cast<std::uint32_t>(residency);
   }
   void push_free(int t, Slot slot) { tiers_[t].free[tiers_[t].free_count++] = slot; }
-  void enter(int t, NodeId node) { tiers_[t].policy->insert(node); }
-  void leave(int t, NodeId node, Page& page);
+  void enter(int t, NodeId node) { tiers_[t].order.insert(node); }
+  void leave(int t, NodeId node, Page& page) {
+    if (!page.parked()) {
+      tiers_[t].order.remove(node);
+    } else {
+      page.word &= ~Page::kParked;
+      --tiers_[t].parked;
+    }
+  }
+  void park(int t, NodeId node) {  // a page that was taken out of the order and waits for its continuations
+    at(t, node).word |= Page::kParked;
+    ++tiers_[t].parked;
+  }
   void unpark(int t, NodeId node, bool used);
-  void first_pin(int t, NodeId node, Page& page);
-  void last_unpin(int t, NodeId node, Page& page);
-  void add_kid(int t, NodeId node);
+  void first_pin(int t, NodeId node, Page& page) {
+    ++tiers_[t].count.pinned;
+    if (!page.evictable()) return;
+    leave(t, node, page);
+    block_up(t, node);
+  }
+  void last_unpin(int t, NodeId node, Page& page) {
+    --tiers_[t].count.pinned;
+    if (page.evictable()) {
+      enter(t, node);
+      unblock_up(t, node);
+    } else if (page.residency() == Residency::kDraining && tiers_[t].tickets[page.slot] == 0) {
+      free_page(t, page);
+    }
+  }
+  bool backed(int t, NodeId node) const;  // ready in a lower owned tier
+  NodeId evict_popped(int t, NodeId node);
+  void add_kid(int t, NodeId node) {
+    const NodeId parent = trie_.parent(node);
+    if (!is_root(parent)) ++at(t, parent).kids;
+  }
   void remove_kid(int t, NodeId node);
-  void block_up(int t, NodeId node);
-  void unblock_up(int t, NodeId node);
-  void free_page(int t, Page& page);
+  // `node`'s page began to keep its ancestors' pages in the tier.
+  void block_up(int t, NodeId node) {
+    for (NodeId parent = trie_.parent(node); !is_root(parent); parent = trie_.parent(parent)) {
+      Page& page = at(t, parent);
+      const bool was_evictable = page.evictable();
+      ++page.blocked;
+      if (!was_evictable) return;  // it blocks already, or is not there to block anything
+      leave(t, parent, page);
+    }
+  }
+  // `node`'s page ceased to keep its ancestors' pages. They enter the order after it: a prefix outlives what continues
+  // it.
+  void unblock_up(int t, NodeId node) {
+    for (NodeId parent = trie_.parent(node); !is_root(parent); parent = trie_.parent(parent)) {
+      Page& page = at(t, parent);
+      --page.blocked;
+      if (!page.evictable()) return;
+      enter(t, parent);
+    }
+  }
+  void free_page(int t, Page& page) {
+    --tiers_[t].count.draining;
+    free_slot(t, page);
+  }
+  void free_slot(int t, Page& page) {
+    set(page, Residency::kAbsent);
+    tiers_[t].owners[page.slot] = {kNoNode, kNobody, 0};
+    push_free(t, page.slot);
+  }
   std::string check_slots(int t) const;
   std::string check_order(int t) const;
   std::string check_pages(int t, const std::vector<std::uint32_t>& pins) const;
@@ -165,5 +228,74 @@ class Pages {
   std::vector<Pool> tiers_;
   Array<Page> pages_;
 };
+
+inline void Pages::begin_filling(int t, NodeId node, Slot slot, Ticket ticket) {
+  Page& page = at(t, node);
+  page.slot = slot;
+  set(page, Residency::kFilling);
+  tiers_[t].owners[slot] = {node, kNobody, 0};
+  tiers_[t].tickets[slot] = ticket;
+  ++tiers_[t].count.filling;
+  add_kid(t, node);
+  block_up(t, node);
+}
+
+inline void Pages::make_ready(int t, NodeId node) {
+  Page& page = at(t, node);
+  set(page, Residency::kReady);
+  --tiers_[t].count.filling;
+  ++tiers_[t].count.ready;
+  if (!page.evictable()) return;
+  enter(t, node);
+  unblock_up(t, node);
+}
+
+inline void Pages::settle_filler(int t, NodeId node, bool good) {
+  Page& page = at(t, node);
+  tiers_[t].tickets[page.slot] = 0;
+  if (page.residency() == Residency::kFilling) {
+    good ? make_ready(t, node) : condemn(t, node);
+  } else if (page.pins() == 0) {  // draining
+    free_page(t, page);
+  }
+}
+
+template <class Gone>
+std::size_t Pages::evict(int t, std::size_t count, bool backed_only, Gone&& gone) {
+  constexpr std::size_t kBatch = 64, kAhead = 8;
+  Pool& pool = tiers_[t];
+  std::size_t evicted = 0;
+  while (evicted < count) {
+    NodeId batch[kBatch];
+    std::size_t popped = pool.order.pop_coldest(batch, std::min(kBatch, count - evicted));
+    if (popped == 0) break;
+    for (std::size_t i = 0; i < std::min(popped, kAhead); ++i) prefetch(batch[i]), trie_.prefetch(batch[i]);
+    std::size_t i = 0;
+    bool stop = false;
+    for (NodeId node = kNoNode; !stop && (node != kNoNode || i < popped);) {
+      if (node == kNoNode) {
+        if (i + kAhead < popped) prefetch(batch[i + kAhead]), trie_.prefetch(batch[i + kAhead]);
+        node = batch[i++];
+        if (at(t, node).kids != 0) {
+          park(t, node);
+          node = kNoNode;
+          continue;
+        }
+      }
+      stop = evicted == count || (backed_only && !backed(t, node));
+      if (stop) {  // what need not go is the coldest again
+        while (popped > i) pool.order.insert_coldest(batch[--popped]);
+        pool.order.insert_coldest(node);
+        break;
+      }
+      const NodeId next = evict_popped(t, node);
+      ++evicted;
+      gone(node);
+      node = next;
+    }
+    if (stop) break;
+  }
+  return evicted;
+}
 
 }  // namespace kvtier

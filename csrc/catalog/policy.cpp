@@ -15,17 +15,49 @@ class Lru final : public Policy {
     links_[end_] = {end_, end_};
   }
 
-  void insert(NodeId page) override { link(page, links_[end_].colder, end_); }
-  void insert_coldest(NodeId page) override { link(page, end_, links_[end_].hotter); }
-  void touch(NodeId page) override {
-    if (links_[end_].colder == page) return;
-    unlink(page);
-    link(page, links_[end_].colder, end_);
+  void insert(const NodeId* pages, std::size_t count) override {
+    NodeId hottest = links_[end_].colder;
+    for (std::size_t i = 0; i < count; ++i) {
+      links_[hottest].hotter = pages[i];
+      links_[pages[i]].colder = hottest;
+      hottest = pages[i];
+    }
+    join(hottest, end_);
   }
-  void remove(NodeId page) override { unlink(page); }
-  NodeId coldest() const override { return known(links_[end_].hotter); }
-  NodeId hotter(NodeId page) const override { return known(links_[page].hotter); }
-  std::size_t size() const override { return size_; }
+  void insert_coldest(NodeId page) override {
+    join(page, links_[end_].hotter);
+    join(end_, page);
+  }
+  void touch(const NodeId* pages, std::size_t count) override {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (links_[end_].colder == pages[i]) continue;
+      remove(pages + i, 1);
+      insert(pages + i, 1);
+    }
+  }
+  void remove(const NodeId* pages, std::size_t count) override {
+    for (std::size_t i = 0; i < count;) {
+      // What was used as one run lies in the order as one run, this way or the other, and is cut out in one piece.
+      auto [colder, hotter] = links_[pages[i++]];
+      for (; i < count; ++i) {
+        if (pages[i] == colder && colder != end_) {
+          colder = links_[colder].colder;
+        } else if (pages[i] == hotter && hotter != end_) {
+          hotter = links_[hotter].hotter;
+        } else {
+          break;
+        }
+      }
+      join(colder, hotter);
+    }
+  }
+  std::size_t coldest(NodeId* pages, std::size_t most) const override {
+    std::size_t count = 0;
+    for (NodeId page = links_[end_].hotter; page != end_ && count < most; page = links_[page].hotter)
+      pages[count++] = page;
+    return count;
+  }
+  NodeId hotter(NodeId page) const override { return links_[page].hotter == end_ ? kNoNode : links_[page].hotter; }
   std::size_t memory_bytes() const override { return links_.bytes(); }
 
  private:
@@ -34,26 +66,24 @@ class Lru final : public Policy {
     NodeId hotter;
   };
 
-  void link(NodeId page, NodeId colder, NodeId hotter) {
-    links_[page] = {colder, hotter};
-    links_[colder].hotter = page;
-    links_[hotter].colder = page;
-    ++size_;
+  void join(NodeId colder, NodeId hotter) {
+    links_[colder].hotter = hotter;
+    links_[hotter].colder = colder;
   }
-  void unlink(NodeId page) {
-    const Link link = links_[page];
-    links_[link.colder].hotter = link.hotter;
-    links_[link.hotter].colder = link.colder;
-    --size_;
-  }
-  NodeId known(NodeId page) const { return page == end_ ? kNoNode : page; }
 
   NodeId end_;  // the ring's sentinel: its hotter neighbour is the coldest page, its colder one the hottest
   Array<Link> links_;
-  std::size_t size_ = 0;
 };
 
 }  // namespace
+
+void Order::tell() const {
+  const std::size_t count = std::exchange(noted_, 0);
+  if (count == 0) return;
+  if (change_ == Change::kInsert) policy_->insert(pages_, count);
+  if (change_ == Change::kTouch) policy_->touch(pages_, count);
+  if (change_ == Change::kRemove) policy_->remove(pages_, count);
+}
 
 std::unique_ptr<Policy> make_policy(std::string_view name, NodeId max_pages) {
   if (name == "lru") return std::make_unique<Lru>(max_pages);

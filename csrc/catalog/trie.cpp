@@ -110,11 +110,13 @@ std::size_t Trie::create(NodeId parent, const std::uint8_t* labels, std::size_t 
   const std::uint32_t root = is_root(parent) ? root_index_.at(parent) : nodes_[parent].root;
   std::uint32_t position = is_root(parent) ? 0 : nodes_[parent].position + 1;
   // A new node has no children yet, so from the first new block on all are new and their parents are known in advance:
-  // buckets can be fetched ahead.
+  // buckets can be fetched ahead, of those that need one.
+  const NodeId first_parent = parent;
   const NodeId* ids = free_.data() + free_count_ - 1;  // downwards
   auto prepare = [&](std::size_t i) {
     const NodeId node = *(ids - i);
-    const NodeId above = i == 0 ? parent : *(ids - i + 1);
+    const NodeId above = i == 0 ? first_parent : *(ids - i + 1);
+    if (above + 1 == node) return;
     tags_[node] = hash(above, labels + i * label_bytes_);
     __builtin_prefetch(&table_[tags_[node] & mask_], 1);
   };
@@ -127,7 +129,7 @@ std::size_t Trie::create(NodeId parent, const std::uint8_t* labels, std::size_t 
     nodes_[node] = {.children = i + 1 < count ? 1u : 0u, .holds = 0, .position = position++, .root = root};
     has_digest_[node] = 0;
     std::memcpy(labels_.data() + node * label_bytes_, labels + i * label_bytes_, label_bytes_);
-    table_insert(tags_[node], node);
+    if (tabled(node)) table_insert(tags_[node], node);
     out[i] = parent = node;
   }
   free_count_ -= count;
@@ -135,7 +137,7 @@ std::size_t Trie::create(NodeId parent, const std::uint8_t* labels, std::size_t 
 }
 
 void Trie::erase(NodeId node) {
-  table_erase(tags_[node], node);
+  if (tabled(node)) table_erase(tags_[node], node);
   const NodeId parent = parent_[node];
   parent_[node] = kNoNode;
   free_[free_count_++] = node;
@@ -172,7 +174,7 @@ std::uint32_t& Trie::children_of(NodeId id) {
 std::string Trie::check() const {
   std::vector<std::uint32_t> children(max_nodes_, 0);
   std::unordered_map<NodeId, std::uint32_t> root_children;
-  std::size_t alive_nodes = 0, entries = 0;
+  std::size_t alive_nodes = 0, in_table = 0, entries = 0;
   for (NodeId node = 0; node < max_nodes_; ++node) {
     if (!alive(node)) continue;
     ++alive_nodes;
@@ -184,8 +186,12 @@ std::string Trie::check() const {
     if (nodes_[node].root != index) return name + " names another root than its parent does";
     if (nodes_[node].position != (is_root(above) ? 0 : nodes_[above].position + 1))
       return name + " has a wrong position";
-    if (tags_[node] != hash(above, label(node))) return name + " has a wrong hash";
-    if (probe(above, label(node)) != node) return name + " is not found under its parent and label";
+    in_table += tabled(node);
+    if (tabled(node) && tags_[node] != hash(above, label(node))) return name + " has a wrong hash";
+    NodeId found;
+    if (walk(above, label(node), 1, &found) == 0 || found != node)
+      return name + " is not found under its parent and label";
+    if (!tabled(node) && probe(above, label(node)) != kNoNode) return name + " is there twice";
     ++(is_root(above) ? root_children[above] : children[above]);
   }
   for (NodeId node = 0; node < max_nodes_; ++node)
@@ -199,8 +205,8 @@ std::string Trie::check() const {
       return "a root is not found under its namespace";
   }
   for (std::size_t at = 0; at < table_.size(); ++at) entries += table_[at].node != 0;
-  if (entries != alive_nodes)
-    return "the table holds " + std::to_string(entries) + " entries for " + std::to_string(alive_nodes) + " nodes";
+  if (entries != in_table)
+    return "the table holds " + std::to_string(entries) + " entries for " + std::to_string(in_table) + " nodes";
   if (alive_nodes + free_count_ != max_nodes_) return "nodes in use and free do not add up";
   std::vector<bool> seen(max_nodes_, false);
   for (std::size_t i = 0; i < free_count_; ++i) {

@@ -1,8 +1,9 @@
 // The trie: which blocks there are, and how they continue each other. It knows nothing of tiers.
 //
-// A node's children stand side by side when they were created in one run, so a chain is followed by trying node k + 1
-// first (parent and label are compared); an open-addressing table keyed by (parent, label) is probed only when that
-// guess is wrong. Labels are always compared in full: a hash only says where to look.
+// The nodes of a chain stand side by side when they were created in one run, so a chain is followed by trying node
+// k + 1 first (parent and label are compared). Only a node that does not stand right behind its parent has an entry in
+// an open-addressing table, keyed by (parent, label), which is probed when that guess is wrong. Labels are always
+// compared in full: a hash only says where to look.
 #pragma once
 
 #include <array>
@@ -58,10 +59,9 @@ class Trie {
   std::size_t create(NodeId parent, const std::uint8_t* labels, std::size_t count, NodeId* out);
   void erase(NodeId node);  // has no child and no hold
 
-  // Chains go tail first, so the nodes before this one are likely to be next: their places in the table are fetched.
-  void prefetch_erase(NodeId node) const {
-    constexpr NodeId kAhead = 8;
-    if (node >= kAhead) __builtin_prefetch(&table_[tags_[node - kAhead] & mask_], 1);
+  void prefetch(NodeId node) const {
+    __builtin_prefetch(&nodes_[node], 1);
+    __builtin_prefetch(&parent_[node], 1);
   }
 
   bool alive(NodeId node) const { return node < max_nodes_ && parent_[node] != kNoNode; }
@@ -97,6 +97,7 @@ class Trie {
     std::uint32_t node;  // + 1; 0 is empty
   };
 
+  bool tabled(NodeId node) const { return parent_[node] + 1 != node; }
   std::uint32_t hash(NodeId parent, const std::uint8_t* label) const;
   NodeId probe(NodeId parent, const std::uint8_t* label) const;
   bool same_label(NodeId node, const std::uint8_t* label) const;
@@ -114,7 +115,7 @@ class Trie {
   Array<std::uint8_t> labels_;
   Array<NodeId> parent_;  // kNoNode: the node is free
   Array<Node> nodes_;
-  Array<std::uint32_t> tags_;
+  Array<std::uint32_t> tags_;  // of those in the table
   Array<Digest> digests_;
   Array<std::uint8_t> has_digest_;
   Array<Entry> table_;

@@ -54,9 +54,9 @@ std::vector<NodeId> Catalog::cold(Tier tier, std::size_t count, Tier lower) cons
   const int t = owned(tier), below = owned(lower);
   if (below <= t) throw std::invalid_argument("lower: must be a slower tier than the one asked about");
   std::vector<NodeId> nodes;
-  const Policy& order = pages_.order(t);
-  for (NodeId node = order.coldest(); node != kNoNode && count != 0; node = order.hotter(node), --count)
-    if (pages_.page(below, node).residency() == Residency::kAbsent) nodes.push_back(node);
+  nodes.resize(std::min(count, pages_.order(t).size()));
+  nodes.resize(pages_.order(t).coldest(nodes.data(), nodes.size()));
+  std::erase_if(nodes, [&](NodeId node) { return pages_.page(below, node).residency() != Residency::kAbsent; });
   std::stable_sort(nodes.begin(), nodes.end(),
                    [&](NodeId a, NodeId b) { return trie_.position(a) < trie_.position(b); });
   return nodes;

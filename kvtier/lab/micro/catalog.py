@@ -1,4 +1,8 @@
-"""How long the catalog takes for one long prompt in a large trie, beside passes over the same memory."""
+"""How long the catalog takes for one long prompt in a large trie, beside passes over the same memory.
+
+Times are CPU time: the catalog never waits, so that is what passes on a processor of one's own, and it leaves out the
+other users of a shared one.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,9 @@ class Setting:
     catalog: Catalog
     root: int
     labels: NDArray[np.uint32]  # [chains, blocks * BLOCK_SIZE]
+    copies: NDArray[
+        np.uint32
+    ]  # the same once more: made in advance, so that a measurement finds it as cold as the trie
     blocks: int
     request: int = 1
 
@@ -46,55 +53,53 @@ def setting(chains: int = 128, blocks: int = 8192, seed: int = 0) -> Setting:
             parents[chain] = int(nodes[-1])
     for chain in range(chains):
         catalog.release(chain + 1)
-    return Setting(catalog, root, labels, blocks)
+    return Setting(catalog, root, labels, labels.copy(), blocks)
 
 
 def hit(s: Setting, chain: int) -> float:
-    """Milliseconds of match + release of a prompt that is ready."""
-    start = time.perf_counter()
+    """CPU milliseconds of match + release of a prompt that is ready."""
+    start = time.thread_time()
     match = s.catalog.match([s.root], s.labels[chain], 0, s.request)
     s.catalog.release(s.request)
-    elapsed = time.perf_counter() - start
+    elapsed = time.thread_time() - start
     assert match.hit == s.blocks
     return elapsed * 1e3
 
 
 def load(s: Setting, chain: int) -> float:
-    """Milliseconds of match + reserve (host → device) + settle + narrow + release; device pages are dropped after."""
+    """CPU milliseconds of match + reserve (host → device) + settle + narrow + release; the device is emptied after."""
     status = np.full((1, s.blocks), _OK, np.uint8)
-    start = time.perf_counter()
+    start = time.thread_time()
     match = s.catalog.match([s.root], s.labels[chain], 0, s.request)
     r = s.catalog.reserve([Tier.HOST, Tier.DEVICE], match.nodes, s.request)
     s.catalog.settle(r.ticket, status)
     kept = s.catalog.narrow(s.request, Tier.DEVICE)
     s.catalog.release(s.request)
-    elapsed = time.perf_counter() - start
+    elapsed = time.thread_time() - start
     assert kept == s.blocks
     s.catalog.drop(Tier.DEVICE, match.nodes)
     return elapsed * 1e3
 
 
 def miss(s: Setting, labels: NDArray[np.uint32]) -> float:
-    """Milliseconds of match + insert + reserve (engine's remote end → host) + settle + release of an unknown prompt."""
+    """CPU milliseconds of match + insert + reserve (engine's end → host) + settle + release of an unknown prompt."""
     status = np.full((1, s.blocks), _OK, np.uint8)
-    start = time.perf_counter()
+    start = time.thread_time()
     match = s.catalog.match([s.root], labels, 0, s.request)
     nodes = s.catalog.insert(s.root, labels, s.request)
     r = s.catalog.reserve([Tier.REMOTE, Tier.HOST], nodes)
     s.catalog.settle(r.ticket, status)
     s.catalog.release(s.request)
-    elapsed = time.perf_counter() - start
+    elapsed = time.thread_time() - start
     assert (match.hit, r.count) == (0, s.blocks)
     return elapsed * 1e3
 
 
 def sequential_pass(s: Setting, chain: int) -> float:
-    """Milliseconds to compare the prompt's labels with a copy, in order: the least that an exact match reads."""
-    copy = s.labels[chain].copy()
-    s.catalog.peek([s.root], s.labels[chain - 1][:BLOCK_SIZE])
-    start = time.perf_counter()
-    same = bool((s.labels[chain] == copy).all())
-    elapsed = time.perf_counter() - start
+    """CPU milliseconds to compare the prompt's labels with a copy, in order: the least that an exact match reads."""
+    start = time.thread_time()
+    same = bool((s.labels[chain] == s.copies[chain]).all())
+    elapsed = time.thread_time() - start
     assert same
     return elapsed * 1e3
 
@@ -115,7 +120,7 @@ def figures(chains: int = 128, blocks: int = 8192, pairs: int = 7) -> Iterator[F
     cold = chill()
     rng = np.random.default_rng(1)
     size = f"{blocks * BLOCK_SIZE:,} tokens, {chains * blocks:,} nodes"
-    limit_is = "numpy compare of the prompt's labels with a copy, one sequential pass, equally warm"
+    limit_is = "numpy compare of the prompt's labels with a copy, one sequential pass, equally warm or cold"
 
     def warm(measure: Callable[[Setting, int], float]) -> Callable[[], float]:
         return lambda: min(measure(s, 1) for _ in range(3))
@@ -143,4 +148,4 @@ def figures(chains: int = 128, blocks: int = 8192, pairs: int = 7) -> Iterator[F
         ("catalog miss: match + insert + reserve + settle + release", unknown(lambda: None), warm(sequential_pass)),
         ("catalog miss, cold caches: the same", unknown(cold), chilled(sequential_pass)),
     ):
-        yield paired(ours, limit, pairs).figure(f"{name} ({size})", "ms", limit_is)
+        yield paired(ours, limit, pairs).figure(f"{name} ({size}; CPU time)", "ms", limit_is)
