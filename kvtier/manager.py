@@ -268,6 +268,8 @@ class CacheManager:
         private = self.catalog.take(Tier.DEVICE, fresh, sequence.request)
         if len(private) < fresh:
             return None
+        # Room for these may have cost a page of its own that came to the device after the match, and is not held there.
+        device = self.catalog.state(sequence.nodes)[1][:, Tier.DEVICE]
         self._matched.pop(sequence.request_id)
         sequence.private, sequence.wanted, sequence.state = private, blocks, State.LOADING
         sequence.deadline = self._clock() + self.config.load_timeout_seconds
