@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-# Shares of the time that may pass, where it is limited: the rest is for starting, the search and the report.
-_CONTEXT_SHARE, _LOAD_SHARE = 0.45, 0.8
+# By when, in shares of the time that may pass where it is limited, each part has ended.
+_CONTEXT_SHARE, _LOAD_SHARE = 0.45, 0.95
 
 
 def run(settings: Settings, progress: Progress) -> BenchResult:
@@ -53,13 +53,13 @@ def run(settings: Settings, progress: Progress) -> BenchResult:
         kv_bytes_per_token=fitted.shape.device_bytes // fitted.shape.block_size,
         context_limit=model.context_limit,
     )
-    result = _result(settings, fitted, header, io, table, rates, [])
+    result = _result(settings, fitted, contexts.contexts, header, io, table, rates, [])
     if not with_load:
         return result
     from kvtier.lab.load import LoadBench
 
     load = LoadBench(model, fitted, _part(progress, 0.5, 1.0))
-    load.run(_left(settings, began, _LOAD_SHARE))
+    load.run(_left(settings, began, _LOAD_SHARE), contexts.tokens_per_s)
     extra = {"load": load.rows, "concurrency": load.concurrency, "notes": [*result.notes, *load.notes]}
     return result.model_copy(update=extra)
 
@@ -85,12 +85,13 @@ def _run_geometry(settings: Settings, progress: Progress) -> BenchResult:
         kv_bytes_per_token=fitted.shape.device_bytes // fitted.shape.block_size,
         context_limit=None,
     )
-    return _result(settings, fitted, header, io, table, rates, [note] if note else [])
+    return _result(settings, fitted, fitted.contexts, header, io, table, rates, [note] if note else [])
 
 
 def _result(
     settings: Settings,
     fitted: Fitted,
+    contexts: tuple[int, ...],
     model: Model,
     io: str,
     table: list[ContextRow],
@@ -99,11 +100,14 @@ def _result(
 ) -> BenchResult:
     options: dict[str, Any] = {k: v for k, v in asdict(settings).items() if k != "cache"}
     options = {k: str(v) if k in ("out", "disk_path") and v is not None else v for k, v in options.items()}
-    options["contexts"] = fitted.contexts
-    dropped = [context for context in settings.contexts or settings.usual_contexts if context not in fitted.contexts]
+    options["contexts"] = contexts
+    dropped = [context for context in settings.contexts or settings.usual_contexts if context not in contexts]
     if dropped:
         words = ", ".join(str(context) for context in dropped)
-        notes = [*notes, f"Contexts that this model or machine has no room for were left out: {words} tokens."]
+        notes = [
+            *notes,
+            f"Contexts that the model, the memory or the time has no room for were left out: {words} tokens.",
+        ]
     return BenchResult(
         date=time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
         machine=machine.describe(settings.store_parent if settings.uses_disk else None),

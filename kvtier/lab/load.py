@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadBench", "Point", "most"]
 
 MAX_BATCH = 16
+_PAIR = 2.5  # both rows of a conversation over the time of prefilling all its rounds once, roughly
 STALL_SECONDS = 1800.0
 
 
@@ -89,25 +90,35 @@ class LoadBench:
                         f"{conversations} conversations (a larger device-size makes it more)"
                     )
 
-    def run(self, seconds: float | None) -> None:
-        """Both rows of every point, then the search for the most concurrent requests; what ``seconds`` do not allow is
-        left out and noted."""
-        points, began, longest = list(self.points()), time.monotonic(), 0.0
+    def run(self, seconds: float | None, tokens_per_s: float) -> None:
+        """Both rows of every point, then the search for the most concurrent requests.
+
+        Where ``seconds`` are given, what would not end in them is left out and noted; how long something takes is told
+        from the prefill speed, then from what was measured.
+        """
+        points, end = list(self.points()), None if seconds is None else time.monotonic() + seconds
+        each = _PAIR * self._chat.rounds * self._chat.tokens / tokens_per_s  # seconds for a conversation, off and on
+        left_out = 0
         for index, point in enumerate(points):
-            started = time.monotonic()
-            if seconds is not None and index and started - began + longest > seconds:
-                self.notes.append(f"load: {len(points) - index} of {len(points)} points left out for lack of time")
-                break
-            share = 0.8 / len(points)
+            if end is not None and time.monotonic() + each * point.conversations > end:
+                left_out += 1
+                continue
+            started, share = time.monotonic(), 0.8 / len(points)
             self._progress(_words(point, offload=False), index * share)
             reference, row = self._measure(point, None)
             self.rows.append(row)
             self._progress(_words(point, offload=True), (index + 0.5) * share)
             self.rows.append(self._measure(point, reference)[1])
-            longest = max(longest, time.monotonic() - started)
+            each = (time.monotonic() - started) / point.conversations
+        if left_out:
+            self.notes.append(f"load: {left_out} of {len(points)} points left out for lack of time")
         for offload in (False, True):
-            self._progress(f"most concurrent requests, offload {'on' if offload else 'off'}", 0.8 + 0.1 * offload)
-            self.concurrency.append(self._most(offload))
+            start = self._expected(offload)
+            if end is not None and time.monotonic() + each * start > end:
+                self.notes.append(f"load: no search for the most requests, offload {_on(offload)}, for lack of time")
+                continue
+            self._progress(f"most concurrent requests, offload {_on(offload)}", 0.8 + 0.1 * offload)
+            self.concurrency.append(self._most(offload, start))
         self._progress("load done", 1.0)
 
     def _measure(self, point: Point, reference: _Outcome | None) -> tuple[_Outcome, LoadRow]:
@@ -186,11 +197,15 @@ class LoadBench:
     def _turn(self, index: int, number: int) -> list[int]:
         return question(self._model, self._chat.turn_tokens, self._fitted.settings.seed, "chat", index, number)
 
-    def _most(self, offload: bool) -> ConcurrencyRow:
-        """Search by running: start from what the pools hold and go up until it fails, or down until it does not."""
+    def _expected(self, offload: bool) -> int:
+        """How many conversations the tiers have room for: where the search starts."""
+        blocks = self._fitted.load_blocks_below if offload else self.blocks
+        room = blocks // -(-self._chat.tokens // self._block)
+        return min(max(room, 1), self._fitted.settings.most_users)
+
+    def _most(self, offload: bool, start: int) -> ConcurrencyRow:
+        """Search by running: from ``start`` up until it fails, or down until it does not."""
         limit = self._fitted.settings.most_users
-        blocks = -(-self._chat.tokens // self._block)
-        start = self._fitted.load_blocks_below if offload else self.blocks
 
         def passes(count: int) -> bool:
             gc.collect()
@@ -198,7 +213,7 @@ class LoadBench:
                 outcome = self._converse(rig, count, self._chat.rounds, count)
             return outcome.recomputed == 0
 
-        found = most(passes, min(max(start // blocks, 1), limit), limit)
+        found = most(passes, start, limit)
         return ConcurrencyRow(
             offload=offload,
             max_concurrent_requests=found,
@@ -229,4 +244,8 @@ def most(passes: Callable[[int], bool], start: int, limit: int) -> int:
 
 
 def _words(point: Point, *, offload: bool) -> str:
-    return f"{point.users} users, working set {point.working_set:g}×, offload {'on' if offload else 'off'}"
+    return f"{point.users} users, working set {point.working_set:g}×, offload {_on(offload)}"
+
+
+def _on(offload: bool) -> str:
+    return "on" if offload else "off"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ContextBench", "Sample", "rows"]
 
+_ROUND = 1.7  # a round's time over that of computing its contexts, roughly
 _LANES = {"host": ("host_to_device",), "disk": ("disk_to_host", "host_to_device")}
 
 
@@ -48,6 +49,10 @@ class ContextBench:
             context: document(rig.model, context, seed, context) + question(rig.model, self._block, seed, context)
             for context in fitted.contexts
         }
+        self.contexts = fitted.contexts
+        """Those that are measured: the longest are left out where a round of all would take too long."""
+        self.tokens_per_s = 0.0
+        """Prefill speed, as warming up had it."""
         self._answers: dict[int, list[int]] = {}
         self.samples: dict[tuple[int, Source], Sample] = {}
 
@@ -55,8 +60,15 @@ class ContextBench:
         """All rounds, or as many whole ones, at least one, as ``seconds`` allow."""
         settings, began = self._fitted.settings, time.monotonic()
         self._progress("warming up", 0.0)
-        self._rig.serve(self._prompts[self._fitted.contexts[0]], settings.output_tokens)
-        self._rig.settle()
+        for _ in range(2):  # the first is slower than any other, and no measure of what is to come
+            prompt = self._prompts[self.contexts[0]]
+            empty_faster(self._rig.manager, self._rig.device, prompt, "recompute")
+            warm = self._rig.serve(prompt, settings.output_tokens)
+            self._rig.settle()
+        self.tokens_per_s = len(prompt) / (warm.ttft or 1.0)
+        if seconds is not None and settings.contexts is None:
+            while len(self.contexts) > 1 and _ROUND * sum(self.contexts) / self.tokens_per_s > seconds:
+                self.contexts = self.contexts[:-1]
         for number in range(settings.repeat):
             self._round(number, number / settings.repeat, 1 / settings.repeat)
             used = time.monotonic() - began
@@ -65,7 +77,7 @@ class ContextBench:
         self._progress("contexts done", 1.0)
 
     def _round(self, number: int, done: float, share: float) -> None:
-        contexts = self._fitted.contexts
+        contexts = self.contexts
         hits = [source for source in self._fitted.settings.tiers if source != "recompute"]
         turned = hits[number % len(hits) :] + hits[: number % len(hits)] if hits else []
         for index, context in enumerate(contexts):

@@ -236,6 +236,17 @@ def test_load_pairs_off_and_on_and_finds_the_most_users(tmp_path: Path) -> None:
     assert on.at_least
 
 
+def test_what_the_time_has_no_room_for_is_left_out_and_noted(tmp_path: Path) -> None:
+    chosen = _small(tmp_path, contexts=None, usual_contexts=(64, 1024), repeat=5, users=(1,), seconds=1e-6)
+    result = bench.run(chosen, _tell)
+    assert {(row.context, row.n) for row in result.contexts} == {(64, 1)}
+    assert (result.load, result.concurrency) == ([], [])
+    notes = " ".join(result.notes)
+    assert "left out: 1024 tokens" in notes
+    assert "3 of 3 points left out for lack of time" in notes
+    assert notes.count("no search for the most requests") == 2
+
+
 def test_more_users_than_conversations_are_left_out_and_noted(tmp_path: Path) -> None:
     from kvtier.lab.load import LoadBench
 
