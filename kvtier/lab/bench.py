@@ -44,7 +44,7 @@ def run(settings: Settings, progress: Progress) -> BenchResult:
         rates = lane_rates(rig.manager)
         device_bytes = rig.pool.bytes
         io = disk_io(rig.manager)
-    table = rows(contexts.samples, settings.tiers, rates, device_bytes)
+    table = rows(contexts.samples, settings.tiers, device_bytes)
     header = Model(
         name=model.name,
         revision=model.revision,
@@ -72,7 +72,7 @@ def _run_geometry(settings: Settings, progress: Progress) -> BenchResult:
     with GeometryBench(fitted, settings.store_parent if settings.uses_disk else None, progress) as bench:
         bench.run(settings.seconds)
         rates = lane_rates(bench.manager)
-        measured = rows(bench.samples, settings.tiers, rates, bench.device.bytes, loads_only=True)
+        measured = rows(bench.samples, settings.tiers, bench.device.bytes, loads_only=True)
         modelled, note = bench.modelled()
         io, dtype = disk_io(bench.manager), bench.manager.geometry.dtype
     order = {id(row): index for index, row in enumerate([*modelled, *measured])}

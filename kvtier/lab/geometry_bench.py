@@ -17,7 +17,7 @@ import numpy as np
 
 from kvtier.geometry import KVGeometry
 from kvtier.lab.results import BytesMoved, ContextRow, Source, Spread, TokensByTier
-from kvtier.lab.rig import FLUSH_SECONDS, Progress, ProofError, empty_faster, with_store
+from kvtier.lab.rig import FLUSH_SECONDS, Progress, ProofError, busiest, empty_faster, lane_rates, with_store
 from kvtier.lab.settings import Shape
 from kvtier.lab.ttft import Sample
 from kvtier.manager import CacheManager
@@ -152,7 +152,7 @@ class GeometryBench:
     def _measure(self, context: int, source: Source, tokens: Sequence[int], sums: Sequence[int]) -> None:
         manager = self.manager
         empty_faster(manager, self.device, tokens[:context], source)
-        before = BytesMoved(**manager.stats().bytes_moved)
+        before, lanes = BytesMoved(**manager.stats().bytes_moved), lane_rates(manager)
         self._served += 1
         request_id = f"bench-{self._served}"
         prompt = np.array(tokens, np.uint32)
@@ -173,6 +173,7 @@ class GeometryBench:
         sample = self.samples.setdefault((context, source), Sample())
         sample.ttft.append(seconds)
         sample.moved.append(BytesMoved(**manager.stats().bytes_moved).since(before))
+        sample.floors.append(busiest(lanes, lane_rates(manager), source))
         sample.tokens_by_tier = TokensByTier(**found, computed=len(tokens) - context)
         sample.matches.append(same)
 

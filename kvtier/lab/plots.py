@@ -81,7 +81,7 @@ def _duration(ms: float, _: object = None) -> str:
 def _ttft(result: BenchResult) -> Any:
     """Median TTFT against context, both logarithmic; the band is p50 to the highest percentile that there is."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     figure = Figure(figsize=(8.2, 5.2), layout="constrained")
     axes = figure.add_subplot()
@@ -105,13 +105,10 @@ def _ttft(result: BenchResult) -> Any:
             label += f"\n{_times(rows[-1])}"
         ends.append((y[-1], label, style))
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
     axes.xaxis.set_major_locator(FixedLocator(contexts))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tokens_in_words(x)))
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(_duration))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    _log_times(axes)
     axes.set_xlim(contexts[0] / 1.15, contexts[-1] * 1.15)
     _label_ends(axes, contexts[-1], ends)
     axes.set_xlabel("tokens of the prefix that was seen before (log scale)")
@@ -123,6 +120,18 @@ def _ttft(result: BenchResult) -> Any:
         title, what = "Time to first token, by where the prefix is found", "median; shade: up to the highest percentile"
     axes.set_title(f"{title}\n{result.model.name} · {what}", loc="left", fontsize=11)
     return figure
+
+
+def _log_times(axes: Any) -> None:
+    """A logarithmic axis of milliseconds, with labels enough to read values off it also where its range is small."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    steps = (1.0, 2.0, 5.0) if high / low > 8 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+    axes.yaxis.set_major_locator(LogLocator(subs=steps))
+    axes.yaxis.set_major_formatter(FuncFormatter(_duration))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _times(row: ContextRow) -> str:
@@ -161,16 +170,17 @@ def _label_ends(axes: Any, x: float, ends: Iterable[tuple[float, str, _Style]]) 
             limit = places[index + 1] - (height[index] + height[index + 1]) / 2 - 0.012
         places[index] = min(places[index], limit)
     for (y, label, style), place in zip(ordered, places, strict=True):
+        line = {"arrowstyle": "-", "color": style.colour, "lw": 0.5, "relpos": (0.0, 0.5)}
         axes.annotate(
             label, (x, y), (1.02, place), xycoords="data", textcoords="axes fraction", color=style.colour, va="center",
-            fontsize=9, annotation_clip=False, arrowprops={"arrowstyle": "-", "color": style.colour, "lw": 0.5},
+            fontsize=9, annotation_clip=False, arrowprops=line,
         )  # fmt: skip
 
 
 def _load(result: BenchResult) -> Any:
     """TTFT, requests per second and memory against users: a column for each working set."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     sets = sorted({row.working_set for row in result.load})
     users = sorted({row.users for row in result.load})
@@ -203,11 +213,7 @@ def _load(result: BenchResult) -> Any:
                 axes.set_title(f"working set {working_set:g}× the device pool", fontsize=10)
             if line == len(measures) - 1:
                 axes.set_xlabel("users at a time")
-    top = grid[0][0]
-    top.set_yscale("log")
-    top.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    top.yaxis.set_major_formatter(FuncFormatter(_duration))
-    top.yaxis.set_minor_formatter(NullFormatter())
+    _log_times(grid[0][0])
     for line in (1, 2):
         grid[line][0].set_ylim(
             0, grid[line][0].get_ylim()[1] * 1.08

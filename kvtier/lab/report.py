@@ -69,7 +69,7 @@ def _context_table(rows: Sequence[ContextRow]) -> Table:
         return Table("Time to load a prefix, by where it is found", tuple(columns.split("|")), tuple(cells), caption)
     caption = (
         "TTFT and TPOT in ms, as vllm bench serve defines them. To recompute: TTFT over that of computing everything "
-        "in the same round. To floor: TTFT over the bytes loaded divided by the slowest lane's measured speed; the "
+        "in the same round. To floor: TTFT over the time in which the load's busiest lane was moving its bytes; the "
         "rest is computing the last block of the prompt, and us. –: too few samples, or nothing to compare."
     )
     return Table("Time to first token, by where the prefix is found", tuple(columns.split("|")), tuple(cells), caption)

@@ -98,10 +98,10 @@ class ContextRow(_Row):
     ttft_to_recompute: float | None = None
     """Median over rounds of TTFT / TTFT of the same round's recompute. Below 1: a hit is faster."""
     floor_ms: float | None = None
-    """Bytes loaded over the rate of the slowest lane on the way, as measured in this run."""
+    """Bytes over rate of the lane that was busy longest in the load; median. Lanes work side by side."""
     floor_is: str | None = None
     ttft_to_floor: float | None = None
-    """Median TTFT over the floor; what it has above 1 is computing the last block, and us."""
+    """Median over rounds of TTFT over that round's floor; above 1 it is computing the last block, and us."""
 
 
 class LoadRow(_Row):

@@ -33,6 +33,7 @@ REQUEST_SECONDS = 3600.0
 LANES = {
     "offload": "device_to_host", "onboard": "host_to_device", "spill": "host_to_disk", "stage": "disk_to_host",
 }  # fmt: skip
+_UPWARD = {"host": ("host_to_device",), "disk": ("disk_to_host", "host_to_device")}
 TIERS = {"device": Tier.DEVICE, "host": Tier.HOST, "disk": Tier.DISK}
 
 
@@ -175,6 +176,21 @@ def lane_rates(manager: CacheManager) -> list[LaneRate]:
         for name, lane in lanes.items()
         if lane["bytes"] and lane["busy_s"] > 0
     ]
+
+
+def busiest(before: Sequence[LaneRate], after: Sequence[LaneRate], source: str) -> LaneRate | None:
+    """Of the lanes that bring pages up from ``source``, the one that was busy longest between two readings.
+
+    Lanes work side by side, so no load can take less time than its busiest lane. None: nothing was loaded.
+    """
+    earlier = {rate.lane: rate for rate in before}
+    found = []
+    for rate in after:
+        if rate.lane in _UPWARD.get(source, ()):
+            old = earlier.get(rate.lane)
+            moved, busy = rate.bytes - (old.bytes if old else 0), rate.seconds - (old.seconds if old else 0.0)
+            found.append(LaneRate(lane=rate.lane, bytes=moved, seconds=max(busy, 0.0)))
+    return max((lane for lane in found if lane.bytes_per_s), key=lambda lane: lane.seconds, default=None)
 
 
 def disk_io(manager: CacheManager) -> str:

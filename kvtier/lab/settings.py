@@ -391,10 +391,10 @@ _QUICK: Mapping[str, Any] = {
     "repeat": 5,
     "users": (1, 4),
     "working_sets": (0.5, 3.0),
-    "conversation": Conversation(128, 32, 4, 2),
-    "pool_conversations": 6,
+    "conversation": Conversation(128, 16, 4, 2),
+    "pool_conversations": 8,
     "most_users": 12,
-    "seconds": 240.0,
+    "seconds": 255.0,
 }
 
 

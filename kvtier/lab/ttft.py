@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvtier.lab.results import BytesMoved, ContextRow, LaneRate, Source, Spread, TokensByTier
-from kvtier.lab.rig import Progress, ProofError, Rig, empty_faster
+from kvtier.lab.rig import Progress, ProofError, Rig, busiest, empty_faster, lane_rates
 from kvtier.lab.workload import document, question
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["ContextBench", "Sample", "rows"]
 
 _ROUND = 1.7  # a round's time over that of computing its contexts, roughly
-_LANES = {"host": ("host_to_device",), "disk": ("disk_to_host", "host_to_device")}
 
 
 @dataclass(slots=True)
@@ -35,6 +35,8 @@ class Sample:
     tpot: list[float] = field(default_factory=list)
     moved: list[BytesMoved] = field(default_factory=list)
     tokens_by_tier: TokensByTier = field(default_factory=TokensByTier)
+    floors: list[LaneRate | None] = field(default_factory=list)
+    """The lane that was busy longest in the load."""
     matches: list[bool] = field(default_factory=list)
 
 
@@ -89,7 +91,7 @@ class ContextBench:
     def _measure(self, context: int, source: Source) -> None:
         rig, tokens = self._rig, self._prompts[context]
         empty_faster(rig.manager, rig.device, tokens[:context], source)
-        before = rig.bytes_moved()
+        before, lanes = rig.bytes_moved(), lane_rates(rig.manager)
         result = rig.serve(tokens, self._fitted.settings.output_tokens)
         rig.settle()
         found = TokensByTier(**result.tokens_by_tier)
@@ -100,6 +102,7 @@ class ContextBench:
         if result.tpot is not None:
             sample.tpot.append(result.tpot)
         sample.moved.append(rig.bytes_moved().since(before))
+        sample.floors.append(busiest(lanes, lane_rates(rig.manager), source))
         sample.tokens_by_tier = found
         sample.matches.append(result.tokens == answer)
 
@@ -116,19 +119,16 @@ def _prove(context: int, block: int, source: Source, found: TokensByTier, result
 def rows(
     samples: dict[tuple[int, Source], Sample],
     tiers: Sequence[Source],
-    rates: Sequence[LaneRate],
     device_bytes: int,
     *,
     loads_only: bool = False,
 ) -> list[ContextRow]:
     """The rows of table 1 in order; recompute is measured always and shown where ``tiers`` has it."""
-    speed = {rate.lane: rate.bytes_per_s for rate in rates}
     found = []
     for (context, source), sample in sorted(samples.items(), key=lambda item: (item[0][0], tiers_order(item[0][1]))):
         if source not in tiers:
             continue
-        floor_ms, floor_is = _floor(source, BytesMoved.mean(sample.moved), speed)
-        median_ms = 1000 * statistics.median(sample.ttft)
+        floor_ms, floor_is, to_floor = _floor(sample)
         base = samples.get((context, "recompute")) if source != "recompute" and not loads_only else None
         found.append(
             ContextRow(
@@ -145,7 +145,7 @@ def rows(
                 ttft_to_recompute=_paired(sample, base) if base else None,
                 floor_ms=floor_ms,
                 floor_is=floor_is,
-                ttft_to_floor=median_ms / floor_ms if floor_ms else None,
+                ttft_to_floor=to_floor,
             )
         )
     return found
@@ -159,14 +159,13 @@ def _paired(sample: Sample, base: Sample) -> float:
     return statistics.median(own / other for own, other in zip(sample.ttft, base.ttft, strict=False))
 
 
-def _floor(source: Source, moved: BytesMoved, speed: dict[str, float | None]) -> tuple[float | None, str | None]:
-    """Bytes over rate of the slowest lane on the way; lanes work side by side, so their times do not add up."""
-    times = {}
-    for lane in _LANES.get(source, ()):
-        rate, count = speed.get(lane), getattr(moved, lane)
-        if rate and count:
-            times[lane] = 1000 * count / rate
-    if not times:
-        return None, None
-    slowest = max(times, key=times.__getitem__)
-    return times[slowest], f"{slowest} at {(speed[slowest] or 0) / 1e9:.2f} GB/s"
+def _floor(sample: Sample) -> tuple[float | None, str | None, float | None]:
+    """Median floor in milliseconds, what it is, and the median over rounds of TTFT over the round's own floor."""
+    pairs = [(ttft, lane) for ttft, lane in zip(sample.ttft, sample.floors, strict=True) if lane is not None]
+    if not pairs:
+        return None, None, None
+    names = Counter(lane.lane for _, lane in pairs)
+    name = max(names, key=names.__getitem__)
+    rate = statistics.median(lane.bytes_per_s or 0.0 for _, lane in pairs if lane.lane == name)
+    floor_ms = 1000 * statistics.median(lane.seconds for _, lane in pairs)
+    return floor_ms, f"{name} at {rate / 1e9:.2f} GB/s", statistics.median(t / lane.seconds for t, lane in pairs)
