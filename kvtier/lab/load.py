@@ -23,7 +23,7 @@ from kvtier.lab.rig import Progress, ProofError, Rig
 from kvtier.lab.workload import document, question
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from kvtier.lab.model import LabModel
     from kvtier.lab.request import Result
@@ -76,19 +76,21 @@ class LoadBench:
         self.rows: list[LoadRow] = []
         self.concurrency: list[ConcurrencyRow] = []
 
-    def points(self) -> Iterator[Point]:
-        """What is measured: smallest working set first; more users than conversations are left out."""
-        for working_set in sorted(self._fitted.settings.working_sets):
-            tokens = working_set * self.blocks * self._block
-            conversations = max(1, round(tokens / self._chat.tokens))
-            for users in sorted(self._fitted.settings.users):
+    def points(self) -> list[Point]:
+        """What is measured, fewest users first; more users than conversations are left out and noted."""
+        found = []
+        for users in sorted(self._fitted.settings.users):
+            for working_set in sorted(self._fitted.settings.working_sets):
+                tokens = working_set * self.blocks * self._block
+                conversations = max(1, round(tokens / self._chat.tokens))
                 if users <= conversations:
-                    yield Point(users, working_set, conversations)
-                else:
-                    self.notes.append(
-                        f"load: {users} users at {working_set:g}× the device pool left out: that working set is only "
-                        f"{conversations} conversations (a larger device-size makes it more)"
-                    )
+                    found.append(Point(users, working_set, conversations))
+                    continue
+                self.notes.append(
+                    f"load: {users} users at {working_set:g}× the device pool left out: that working set is only "
+                    f"{conversations} conversations (a larger device-size makes it more)"
+                )
+        return found
 
     def run(self, seconds: float | None, tokens_per_s: float) -> None:
         """Both rows of every point, then the search for the most concurrent requests.
@@ -96,7 +98,7 @@ class LoadBench:
         Where ``seconds`` are given, what would not end in them is left out and noted; how long something takes is told
         from the prefill speed, then from what was measured.
         """
-        points, end = list(self.points()), None if seconds is None else time.monotonic() + seconds
+        points, end = self.points(), None if seconds is None else time.monotonic() + seconds
         each = _PAIR * self._chat.rounds * self._chat.tokens / tokens_per_s  # seconds for a conversation, off and on
         left_out = 0
         for index, point in enumerate(points):
