@@ -36,9 +36,11 @@ __all__ = [
     "Tier",
     "TierSpec",
     "Usage",
+    "memory_bound",
 ]
 
 POLICIES = ("lru",)
+_SPARE_NODES = 65536  # for chains that are being computed, and holes
 _U32 = 0xFFFFFFFF
 _U64 = 0xFFFFFFFFFFFFFFFF
 
@@ -100,6 +102,16 @@ class Usage(NamedTuple):
     dropped: int  # evicted pages that were the last copy
 
 
+def memory_bound(slots: int, tiers: int, label_bytes: int) -> int:
+    """An upper bound on :attr:`Catalog.memory_bytes` by default; ``slots`` of all ``tiers`` together.
+
+    For each node its label, digest, links and hash-table entries; for each node and tier a page's state and its place
+    in the order of eviction; for each slot its owner, its ticket and a place in the free list.
+    """
+    nodes = 2 * slots + _SPARE_NODES
+    return nodes * (label_bytes + 128 + 32 * tiers) + 32 * slots + (1 << 20)
+
+
 class Catalog:
     """One trie of blocks over the owned ``tiers``, fastest first. All memory is allocated here; see ``memory_bytes``.
 
@@ -123,7 +135,7 @@ class Catalog:
             if not 1 <= spec.slots < 1 << 31:
                 raise ValueError(f"slots: {spec.slots} is out of range; 1 to 2147483647 are accepted")
         if max_nodes is None:
-            max_nodes = 2 * sum(spec.slots for spec in tiers) + 65536
+            max_nodes = 2 * sum(spec.slots for spec in tiers) + _SPARE_NODES
         if not 1 <= max_nodes <= 1 << 30:
             raise ValueError(f"max_nodes: {max_nodes} is out of range; 1 to 1073741824 are accepted")
         self.tiers = tuple(tiers)

@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from kvtier import budget
 from kvtier._core import Tier
+from kvtier.catalog import memory_bound
 from kvtier.messages import Completion, Hello, Transfer
 from kvtier.mover import Mover
-from kvtier.tiers.disk import DiskStore
+from kvtier.tiers.disk import INDEX_BYTES, DiskStore
 from kvtier.tiers.host import HostArena
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ class LocalDataPlane:
     def __init__(self, config: CacheConfig, geometry: KVGeometry, device: DevicePool | None) -> None:
         payload = geometry.payload_bytes
         slots = budget.slots_in("host.size", config.host.size, payload)
-        self._notes = [note for note in [budget.check_memory(budget.memory_bound(config.host.size, payload))] if note]
         self._generations: dict[bytes, int] = {}
         self._floor = self._generation = 0
         self.device = device
@@ -43,9 +43,22 @@ class LocalDataPlane:
         with ExitStack() as stack:
             if config.disk.path is not None:  # first, since it says at once what is wrong with a path
                 self.disk = stack.enter_context(DiskStore.open(config, geometry))
+            self.memory = self._bound(config, geometry, slots)
+            note = budget.check_memory(self.memory)
+            self._notes = [note] if note else []
             self.host = HostArena(slots, geometry)
             self.mover = Mover.open(config, self.device, self.host, self.disk)
             stack.pop_all()
+
+    def _bound(self, config: CacheConfig, geometry: KVGeometry, host_slots: int) -> budget.MemoryBound:
+        """What all of it will take of host memory at most, the control plane's catalog included."""
+        disk_slots = self.disk.slots if self.disk is not None else 0
+        device_slots = self.device.slots if self.device is not None else 0
+        tiers = sum(slots > 0 for slots in (device_slots, host_slots, disk_slots))
+        catalog = memory_bound(device_slots + host_slots + disk_slots, tiers, 4 * geometry.block_size)
+        return budget.memory_bound(
+            config.host.size, geometry.payload_bytes, catalog=catalog, disk_index=disk_slots * INDEX_BYTES
+        )
 
     def hello(self) -> Hello:
         capacity = {Tier.HOST: self.host.slots}
@@ -94,7 +107,7 @@ class LocalDataPlane:
 
     def describe(self) -> str:
         parts = [pool.describe() for pool in (self.device, self.host, self.disk) if pool is not None]
-        return "; ".join(parts)
+        return "; ".join([*parts, f"host memory: at most {self.memory.describe()}"])
 
     def warnings(self) -> list[str]:
         return [*self._notes, *self.mover.warnings()]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Io = Literal["auto", "io_uring", "threads"]
 Direct = Literal["auto", "on", "off"]
 
+INDEX_BYTES = 32  # of memory for each slot: what the native part must know to verify what it reads
 _MOST_SLOTS = 2**32 - 2
 
 
