@@ -11,11 +11,11 @@ CXX_SOURCES = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.hpp' 'tests/cpp/*.cpp' '
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build stubs test bench lint wheel clean
+.PHONY: help setup build stubs test sanitize bench lint wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## say what there is to make
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON=$(PYTHON) (3.11 or later), VENV=$(VENV), JOBS=$(JOBS), TORCH=<another build of torch>"
 
 setup: $(READY)  ## make $(VENV) from the pinned requirements; needs a C++20 compiler
@@ -36,6 +36,14 @@ test: build  ## run all tests, Python's and C++'s
 	@if [ -x $(BUILD)/kvtier_tests ]; then $(BUILD)/kvtier_tests; \
 	else echo "C++ tests skipped: doctest was not found when $(BUILD) was configured (Debian: doctest-dev)"; fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+sanitize: $(READY)  ## run the C++ tests under ASan+UBSan and under TSan
+	@for kind in address,undefined thread; do \
+	  cmake -S . -B build/sanitize-$${kind%%,*} -G Ninja -DKVTIER_PYTHON=OFF -DKVTIER_TESTS=ON -DKVTIER_WERROR=ON \
+	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVTIER_SANITIZE=$$kind --log-level=WARNING && \
+	  cmake --build build/sanitize-$${kind%%,*} -j $(JOBS) && \
+	  echo "kvtier_tests under $$kind" && build/sanitize-$${kind%%,*}/kvtier_tests || exit 1; \
+	done
 
 bench: build  ## measure time to first token in under five minutes; results go to $(OUT)
 	$(BIN)/kvtier bench ttft --quick --out $(OUT)
