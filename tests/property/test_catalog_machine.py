@@ -17,13 +17,27 @@ CHAINS = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple)
 REQUESTS = st.integers(1, 4)
 STATUSES = st.sampled_from([int(s) for s in PageStatus] + [int(PageStatus.OK)] * 6 + [int(PageStatus.PENDING)] * 4)
 
+# What carry_one does: space, blocks, request, words on the transfer, its ending, whether the request asks for it.
+Journey = tuple[int, tuple[int, ...], int, list[list[int]], str, bool]
+JOURNEYS = st.lists(
+    st.tuples(
+        SPACES,
+        CHAINS,
+        REQUESTS,
+        st.lists(st.lists(STATUSES, min_size=1, max_size=6), max_size=3),
+        st.sampled_from(["open", "good", "good", "bad", "cancelled"]),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
 
 class CatalogMachine(RuleBasedStateMachine):
     tiers: ClassVar[dict[Tier, int]] = {}
     labels: ClassVar[str] = "token"
     paths: ClassVar[list[list[Tier]]] = []
 
-    @initialize()
     def start(self) -> None:
         specs = [TierSpec(tier, slots) for tier, slots in self.tiers.items()]
         self.catalog = Catalog(specs, block_size=BLOCK, labels=self.labels, max_nodes=1024)  # type: ignore[arg-type]
@@ -219,6 +233,10 @@ class CatalogMachine(RuleBasedStateMachine):
             return
         space, epoch, chain = data.draw(st.sampled_from(known))
         keys = [(space, epoch, chain[: i + 1]) for i in range(len(chain)) if (space, epoch, chain[: i + 1]) in s.nodes]
+        self.reserve_keys(path, keys, request, backed_only)
+
+    def reserve_keys(self, path: list[Tier], keys: list[Key], request: int, backed_only: bool) -> int:
+        s = self.shadow
         movable = [self.movable(path, key) for key in keys]
         destinations = [tier for tier in path[1:] if tier in s.capacity]
         free = {tier: s.free(tier) for tier in destinations}
@@ -250,6 +268,85 @@ class CatalogMachine(RuleBasedStateMachine):
         if r.count:
             status = np.zeros((len(path) - 1, r.count), np.uint8)
             s.transfers[r.ticket] = ModelTransfer(path, keys[: r.count], r.slots, status)
+        return r.ticket
+
+    @initialize(data=st.data(), journeys=JOURNEYS)
+    def begin(self, data: st.DataObject, journeys: list[Journey]) -> None:
+        self.start()
+        self.carry(data, journeys)
+
+    @rule(data=st.data(), journeys=JOURNEYS)
+    def carry(self, data: st.DataObject, journeys: list[Journey]) -> None:
+        """Transfers from their order to their last word, which comes in parts, in any order, repeatedly and late.
+
+        Without it, random calls rarely have a transfer with much in it, or a tier with something to evict.
+        """
+        for journey in journeys:
+            self.carry_one(data, *journey)
+            self.shadow.verify()  # which also forgets the nodes that have ended
+
+    def carry_one(
+        self,
+        data: st.DataObject,
+        space: int,
+        blocks: tuple[int, ...],
+        request: int,
+        words: list[list[int]],
+        ending: str,
+        leased: bool,
+    ) -> None:
+        s = self.shadow
+        keys = s.chain(space, blocks)
+
+        def paths() -> list[list[Tier]]:
+            return [path for path in self.paths if keys[0] in s.nodes and self.movable(path, keys[0])]
+
+        if not paths():
+            self.release(request)
+            s.verify()
+            self.compute(data, space, blocks, request, False)
+            s.verify()
+        if not paths():
+            return
+        path = data.draw(st.sampled_from(paths()))
+        ticket = self.reserve_keys(path, [key for key in keys if key in s.nodes], request * leased, False)
+        if not ticket:
+            return
+        if leased:  # the request is aborted in mid-transfer
+            self.release(request)
+        shape = s.transfers[ticket].status.shape
+        for some in words:
+            self.say(ticket, np.resize(np.array(some, np.uint8), shape))
+        if ending == "cancelled":
+            self.cancel_ticket(ticket)
+        if ending != "open":
+            status = PageStatus.READ_ERROR if ending == "bad" else PageStatus.OK
+            self.say(ticket, np.full(shape, int(status), np.uint8))
+            self.say(ticket, np.full(shape, int(PageStatus.OK), np.uint8))
+            self.cancel_ticket(ticket)
+            self.release(request)
+
+    def say(self, ticket: int, status: np.ndarray) -> None:
+        s = self.shadow
+        known = ticket in s.transfers
+        assert self.catalog.settle(ticket, status) == known, "only words on an open ticket are taken"
+        if not known:
+            return
+        s.settle(ticket, status)
+        if ticket not in s.transfers:
+            self.settled.append((ticket, status.shape))
+        s.verify()
+
+    def cancel_ticket(self, ticket: int) -> None:
+        s = self.shadow
+        transfer = s.transfers.get(ticket)
+        assert self.catalog.cancel(ticket) == (transfer is not None), "only an open ticket can be cancelled"
+        if transfer is None:
+            return
+        for hop, i in np.argwhere(transfer.status == 0).tolist():
+            if transfer.path[hop + 1] in s.capacity:
+                s.condemn((transfer.path[hop + 1], transfer.keys[i]))
+        s.verify()
 
     @precondition(lambda self: self.shadow.transfers)
     @rule(data=st.data(), whole=st.booleans())
@@ -262,10 +359,7 @@ class CatalogMachine(RuleBasedStateMachine):
         else:
             size = shape[0] * shape[1]
             status = np.array(data.draw(st.lists(STATUSES, min_size=size, max_size=size)), np.uint8).reshape(shape)
-        assert self.catalog.settle(ticket, status)
-        s.settle(ticket, status)
-        if ticket not in s.transfers:
-            self.settled.append((ticket, shape))
+        self.say(ticket, status)
 
     @precondition(lambda self: self.settled)
     @rule(data=st.data(), status=STATUSES)
@@ -277,13 +371,7 @@ class CatalogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.shadow.transfers)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        s = self.shadow
-        ticket = data.draw(st.sampled_from(sorted(s.transfers)))
-        assert self.catalog.cancel(ticket)
-        transfer = s.transfers[ticket]
-        for hop, i in np.argwhere(transfer.status == 0).tolist():
-            if transfer.path[hop + 1] in s.capacity:
-                s.condemn((transfer.path[hop + 1], transfer.keys[i]))
+        self.cancel_ticket(data.draw(st.sampled_from(sorted(self.shadow.transfers))))
 
     # --- upkeep ---
 
@@ -417,7 +505,7 @@ class ThreeTiersByHash(ThreeTiers):
     labels: ClassVar = "hash"
 
 
-_SETTINGS = settings(max_examples=30, stateful_step_count=40)
+_SETTINGS = settings(max_examples=40, stateful_step_count=40)
 TestHostOnly = HostOnly.TestCase
 TestThreeTiers = ThreeTiers.TestCase
 TestHostOnlyByHash = HostOnlyByHash.TestCase
