@@ -200,7 +200,6 @@ std::vector<NodeId> Catalog::insert(NodeId parent, Labels labels, RequestId requ
   }
   Lease& lease = leases_[leases_.get(request)];
   std::vector<NodeId> nodes(count);
-  lease.holds.reserve(std::max(lease.holds.capacity(), lease.holds.size() + count));
   const auto hold = [&](std::size_t from, std::size_t to) {
     for (std::size_t i = from; i < to; ++i) {
       // A request that inserts its chain again, longer, does not hold its beginning twice.

@@ -124,7 +124,6 @@ Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId 
   }
   if (lease != Leases::kNone) {
     std::vector<PagePin>& loads = leases_[lease].promise.loads;
-    loads.reserve(loads.size() + count);
     for (std::size_t i = 0; i < count; ++i) loads.push_back({nodes[i], static_cast<std::uint8_t>(last)});
   }
   for (std::size_t i = 1; i < path.size() && count != stride; ++i)
