@@ -17,8 +17,8 @@ CHAINS = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple)
 REQUESTS = st.integers(1, 4)
 STATUSES = st.sampled_from([int(s) for s in PageStatus] + [int(PageStatus.OK)] * 6 + [int(PageStatus.PENDING)] * 4)
 
-# What carry_one does: space, blocks, request, words on the transfer, its ending, whether the request asks for it.
-Journey = tuple[int, tuple[int, ...], int, list[list[int]], str, bool]
+# What carry_one does: space, blocks, request, words on the transfer, its ending, how the request is part of it.
+Journey = tuple[int, tuple[int, ...], int, list[list[int]], str, str]
 JOURNEYS = st.lists(
     st.tuples(
         SPACES,
@@ -26,7 +26,7 @@ JOURNEYS = st.lists(
         REQUESTS,
         st.lists(st.lists(STATUSES, min_size=1, max_size=6), max_size=3),
         st.sampled_from(["open", "good", "good", "bad", "cancelled"]),
-        st.booleans(),
+        st.sampled_from(["nobody", "aborts", "narrows"]),
     ),
     min_size=1,
     max_size=6,
@@ -183,8 +183,10 @@ class CatalogMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), request=REQUESTS)
     def narrow(self, data: st.DataObject, request: int) -> None:
+        self.narrow_to(data.draw(st.sampled_from(list(self.shadow.capacity))), request)
+
+    def narrow_to(self, tier: Tier, request: int) -> None:
         s = self.shadow
-        tier = data.draw(st.sampled_from(list(s.capacity)))
         kept = self.catalog.narrow(request, tier)
         lease = s.leases.get(request)
         if lease is None:
@@ -195,7 +197,7 @@ class CatalogMachine(RuleBasedStateMachine):
             if not s.ready((tier, key)):
                 break
             places.append((tier, key))
-        assert kept == len(places)
+        assert kept == len(places), "a request keeps what is ready, up to the first that is not"
         for place in places:
             s.pin(place)
         s.let_go_of_promise(lease)
@@ -293,7 +295,7 @@ class CatalogMachine(RuleBasedStateMachine):
         request: int,
         words: list[list[int]],
         ending: str,
-        leased: bool,
+        asks: str,
     ) -> None:
         s = self.shadow
         keys = s.chain(space, blocks)
@@ -309,14 +311,20 @@ class CatalogMachine(RuleBasedStateMachine):
         if not paths():
             return
         path = data.draw(st.sampled_from(paths()))
-        ticket = self.reserve_keys(path, [key for key in keys if key in s.nodes], request * leased, False)
+        if asks == "narrows":
+            self.match(space, blocks, request, 0, None)
+        for_request = 0 if asks == "nobody" else request
+        ticket = self.reserve_keys(path, [key for key in keys if key in s.nodes], for_request, False)
         if not ticket:
             return
-        if leased:  # the request is aborted in mid-transfer
+        if asks == "aborts":
             self.release(request)
         shape = s.transfers[ticket].status.shape
         for some in words:
             self.say(ticket, np.resize(np.array(some, np.uint8), shape))
+        if asks == "narrows" and path[-1] in s.capacity:  # before all has come
+            self.narrow_to(path[-1], request)
+            s.verify()
         if ending == "cancelled":
             self.cancel_ticket(ticket)
         if ending != "open":
@@ -505,7 +513,7 @@ class ThreeTiersByHash(ThreeTiers):
     labels: ClassVar = "hash"
 
 
-_SETTINGS = settings(max_examples=40, stateful_step_count=40)
+_SETTINGS = settings(max_examples=30, stateful_step_count=40)
 TestHostOnly = HostOnly.TestCase
 TestThreeTiers = ThreeTiers.TestCase
 TestHostOnlyByHash = HostOnlyByHash.TestCase
