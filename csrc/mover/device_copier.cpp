@@ -5,22 +5,27 @@
 
 namespace kvtier {
 
+// Each copy is told what follows it, so that the next page's first lines are on their way when it begins.
+
 void CpuCopier::gather(std::span<PageCopy> pages, unsigned) {
-  for (PageCopy& page : pages) {
-    page.checksum = kvtier::gather(device_, page.device, host_.page(page.host), host_.page_bytes(), page.key);
+  for (std::size_t i = 0; i < pages.size(); ++i) {
+    PageCopy& page = pages[i];
+    const Slot next = i + 1 < pages.size() ? pages[i + 1].device : kNoSlot;
+    page.checksum = kvtier::gather(device_, page.device, host_.page(page.host), host_.page_bytes(), page.key, next);
     page.status = PageStatus::kOk;
   }
 }
 
 void CpuCopier::scatter(std::span<PageCopy> pages, unsigned) {
-  for (PageCopy& page : pages) {
+  for (std::size_t i = 0; i < pages.size(); ++i) {
+    PageCopy& page = pages[i];
     const std::byte* bytes = host_.page(page.host);
     // Looked at before the device is written, so that a bad page leaves the device block alone.
     if (page.checksum != 0 && checksum(bytes, device_.payload_bytes(), page.key) != page.checksum) {
       page.status = PageStatus::kCorrupt;
       continue;
     }
-    kvtier::scatter(bytes, device_, page.device);
+    kvtier::scatter(bytes, device_, page.device, i + 1 < pages.size() ? host_.page(pages[i + 1].host) : nullptr);
     page.status = PageStatus::kOk;
   }
 }
