@@ -114,11 +114,12 @@ class Sequence:
         self.broken = True
 
     def append(self, tokens: TokenIds) -> None:
-        self._tokens.frombytes(tokens.tobytes())
+        self._tokens.frombytes(tokens.data.cast("B"))
 
     def labels(self, first: int, last: int, block_size: int) -> TokenIds:
         """The token ids of blocks [first, last), uint32 [(last - first) * block_size]."""
-        return np.array(self._tokens[first * block_size : last * block_size], dtype=np.uint32)
+        # The view must not outlive this call: while one exists the array cannot grow.
+        return np.frombuffer(self._tokens, np.uint32)[first * block_size : last * block_size].copy()
 
     def tokens_by_tier(self, blocks: int, block_size: int) -> dict[str, int]:
         """Tokens of the first ``blocks`` blocks by the tier that the match found them in."""
