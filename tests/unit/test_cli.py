@@ -90,7 +90,9 @@ def test_a_fault_of_our_own_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_interrupted_from_the_keyboard_exits_130() -> None:
     code = (
-        "import sys, time\nfrom kvtier.cli import bench, main\n"
+        "import signal, sys, time\nfrom kvtier.cli import bench, main\n"
+        # Started from a script's background this process would ignore it, and so would its children.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def slow(room, **options):\n    print('started', flush=True)\n    time.sleep(60)\n    yield\n"
         "bench._measure = slow\nsys.exit(main.main(['bench', 'copy', '--json']))"
     )
