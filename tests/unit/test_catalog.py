@@ -583,6 +583,26 @@ def test_restored_pages_are_hit_and_strangers_are_not_adopted() -> None:
     assert new.usage(Tier.DISK).free == 4
 
 
+def test_a_node_named_twice_is_filled_once() -> None:
+    catalog = make(host=4)
+    nodes = catalog.insert(catalog.root(SPACE), tokens(1, 2), 1)
+    r = catalog.reserve([Tier.REMOTE, Tier.HOST], [nodes[0], nodes[1], nodes[1], nodes[0]])
+    assert r.count == 2
+    catalog.check()
+
+
+def test_a_block_outlives_the_eviction_that_makes_room_for_it() -> None:
+    catalog = make(host=2)
+    nodes = store(catalog, 1, 1, 2)
+    catalog.drop(Tier.HOST, nodes[:1])  # only its continuation keeps the first block now …
+    store(catalog, 2, 9)
+    r = catalog.reserve([Tier.REMOTE, Tier.HOST], nodes[:1])  # … and that is the one to go
+    catalog.check()
+    assert catalog.settle(r.ticket, statuses(1, 1))
+    catalog.check()
+    assert hit(catalog, 1) == 1
+
+
 def test_a_record_with_any_byte_wrong_is_not_adopted() -> None:
     def fresh() -> Catalog:
         return Catalog([TierSpec(Tier.DISK, 2)], block_size=3, max_nodes=16)  # 12 bytes of label, 4 of padding
