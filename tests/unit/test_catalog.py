@@ -583,6 +583,28 @@ def test_restored_pages_are_hit_and_strangers_are_not_adopted() -> None:
     assert new.usage(Tier.DISK).free == 4
 
 
+def test_a_match_uses_what_the_engine_holds_and_what_lies_below_too() -> None:
+    catalog = make(host=2)
+    store(catalog, 1, 1)
+    store(catalog, 2, 2)
+    catalog.match([catalog.root(SPACE)], tokens(1), 1, 3)  # the engine has it: only touched
+    catalog.release(3)
+    catalog.take(Tier.HOST, 1, 4)
+    assert (hit(catalog, 1), hit(catalog, 2)) == (1, 0)
+
+    catalog = make(host=2, device=1)
+    nodes = store(catalog, 1, 1)
+    store(catalog, 2, 2)
+    r = catalog.reserve([Tier.HOST, Tier.DEVICE], nodes)
+    catalog.settle(r.ticket, statuses(1, 1))
+    store(catalog, 3, 2)
+    catalog.match([catalog.root(SPACE)], tokens(1), 0, 3)  # served by the device; the copy below is used with it
+    catalog.release(3)
+    catalog.take(Tier.HOST, 1, 4)
+    assert catalog.state(nodes)[1][0].tolist() == [Residency.READY, Residency.READY, 0, 0]
+    assert hit(catalog, 2) == 0
+
+
 def test_a_node_named_twice_is_filled_once() -> None:
     catalog = make(host=4)
     nodes = catalog.insert(catalog.root(SPACE), tokens(1, 2), 1)
