@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from kvtier import CacheConfig, ConfigError
-from kvtier.catalog import Residency, Tier
+from kvtier.catalog import PageStatus, Residency, Tier
 from kvtier.geometry import KVGeometry
 from kvtier.manager import CacheManager
+from kvtier.messages import Completion
+from kvtier.sim.plane import SimulatedPlane
 from kvtier.tiers.device import DevicePool
 
 BLOCK = 4
@@ -271,3 +273,68 @@ def test_says_what_was_built(rig):
     assert "\n" not in line
     for word in ("host", "disk", "pages", "at_once"):
         assert word in line
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["matched", "loading"])
+def test_a_reset_takes_back_what_was_promised_and_not_yet_used(rig, started):
+    rig.run("a", PROMPT)
+    rig.evict(Tier.DEVICE)
+    assert rig.manager.get_computed_blocks("b", PROMPT).num_tokens == WHOLE
+    if started:
+        assert rig.manager.allocate_slots("b", len(PROMPT)) is not None
+    rig.manager.reset()
+    if not started:
+        assert rig.manager.allocate_slots("b", len(PROMPT)) is not None
+    loaded = []
+    while not loaded:
+        loaded = rig.manager.poll(1.0)
+    assert loaded[0].num_computed_tokens == 0
+    assert len(rig.manager.block_table("b")) == 7
+    rig.manager.cache_blocks("b", len(PROMPT))
+    rig.manager.free("b")
+    assert rig.run("c", PROMPT) == {}, "what was computed across a reset is nobody else's"
+
+
+def test_pages_of_an_early_report_are_nobodys_until_the_final_one(namespace):
+    class Plane(SimulatedPlane):
+        said: tuple[Completion, ...] = ()
+
+        def poll(self):
+            said, self.said = self.said, ()
+            return list(said)
+
+    plane = Plane({Tier.DEVICE: 16, Tier.HOST: 16, Tier.DISK: 16}, 0)
+    config = CacheConfig(block_size=BLOCK, host={"write": "never"}, disk={"write": "never"})
+    geometry = KVGeometry.named("smollm2-135m", block_size=BLOCK)
+    manager = CacheManager(config, geometry, namespace, None, plane=plane)
+    manager.get_computed_blocks("a", PROMPT)
+    manager.allocate_slots("a", len(PROMPT))
+    manager.cache_blocks("a", len(PROMPT))
+    manager.free("a")
+    root = manager.catalog.root(namespace.fingerprint)
+    nodes = manager.catalog.match([root], np.array(PROMPT[:WHOLE], np.uint32), 0, 1).nodes
+    manager.catalog.release(1)
+    for path in ((Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DISK)):
+        manager.placement.store(path, nodes)
+        (ticket,) = plane._running
+        del plane._running[ticket]
+        plane.said = (Completion(ticket, True, np.ones((1, 6), np.uint8), (), 0.0, 0.0),)
+        manager.poll()
+    manager.catalog.drop(Tier.DEVICE, nodes)
+    manager.catalog.drop(Tier.HOST, nodes)
+
+    assert manager.get_computed_blocks("b", PROMPT).tokens_by_tier == {"disk": WHOLE}
+    manager.allocate_slots("b", len(PROMPT))
+    (ticket,) = plane._running
+    status = np.array([[0] * 6, [int(PageStatus.OVERDUE)] * 6], np.uint8)  # the read hangs, the copy will not run
+    plane.said = (Completion(ticket, False, status, (), 0.0, 0.0),)
+    (loaded,) = manager.poll()
+    assert loaded.num_computed_tokens == 0
+    residency = manager.catalog.state(nodes)[1]
+    assert (residency[:, Tier.HOST] == Residency.DRAINING).all()
+    assert (residency[:, Tier.DEVICE] == Residency.ABSENT).all()
+    manager.free("b")
+    plane.said = (Completion(ticket, True, np.maximum(status, 1), (), 0.0, 0.0),)
+    manager.poll()
+    assert (manager.catalog.state(nodes)[1][:, Tier.HOST] == Residency.ABSENT).all()
+    manager.catalog.check()
