@@ -449,9 +449,9 @@ class CacheManager:
         return self.catalog.root(space, 0, self.plane.generation(space))
 
     def _fingerprint(self, salt: str | None, adapter: bytes | None) -> bytes:
-        if salt is None and adapter is None:
-            return self.namespace.fingerprint
-        return self.namespace.with_(salt=salt, adapter=adapter).fingerprint
+        """What a request does not name is the whole manager's own."""
+        given = {name: value for name, value in (("salt", salt), ("adapter", adapter)) if value is not None}
+        return self.namespace.with_(**given).fingerprint if given else self.namespace.fingerprint
 
     def _adopt_inventory(self, slots: npt.NDArray[np.uint32], identities: npt.NDArray[np.uint8]) -> int:
         """Rebuild the trie from what the disk holds, clearing what cannot be reached any more; returns pages adopted"""

@@ -338,3 +338,13 @@ def test_pages_of_an_early_report_are_nobodys_until_the_final_one(namespace):
     manager.poll()
     assert (manager.catalog.state(nodes)[1][:, Tier.HOST] == Residency.ABSENT).all()
     manager.catalog.check()
+
+def test_a_request_keeps_the_adapter_and_the_salt_of_the_whole_manager(geometry, namespace, tmp_path):
+    rig = Rig(geometry, namespace.with_(adapter=b"\2" * 32), tmp_path)
+    rig.run("a", PROMPT, salt="x")
+    assert rig.run("b", PROMPT, salt="x", adapter=b"\2" * 32) == {"device": WHOLE}
+    rig.manager.flush()
+    rig.manager.close()
+    rig = Rig(geometry, namespace, tmp_path)
+    assert rig.run("c", PROMPT, salt="x") == {}, "the pages of an adapter served without it"
+    rig.manager.close()
