@@ -364,7 +364,14 @@ class CacheManager:
         return self._invalidate(None)
 
     def _invalidate(self, space: bytes | None) -> int:
-        generation = self.plane.invalidate(space)
+        try:
+            generation = self.plane.invalidate(space)
+        except OSError:  # not durable, but in force here: what was computed before may be served to nobody
+            self._forget(space, self.plane.generation(self.namespace.fingerprint if space is None else space))
+            raise
+        return self._forget(space, generation)
+
+    def _forget(self, space: bytes | None, generation: int) -> int:
         dropped = self.catalog.invalidate(space, generation)
         for sequence in self._sequences.values():
             if space is not None and sequence.space != space:

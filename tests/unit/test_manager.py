@@ -348,3 +348,26 @@ def test_a_request_keeps_the_adapter_and_the_salt_of_the_whole_manager(geometry,
     rig = Rig(geometry, namespace, tmp_path)
     assert rig.run("c", PROMPT, salt="x") == {}, "the pages of an adapter served without it"
     rig.manager.close()
+
+
+
+def test_forgets_also_what_it_cannot_forget_durably(rig, monkeypatch):
+    manager, other = rig.manager, list(range(500, 500 + 2 * BLOCK))
+    rig.run("a", PROMPT)
+    manager.get_computed_blocks("running", other)
+    manager.allocate_slots("running", len(other))
+    manager.get_computed_blocks("waiting", PROMPT)
+    invalidate = manager.plane.disk.invalidate
+
+    def fails(space):
+        invalidate(space)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(manager.plane.disk, "invalidate", fails)
+    with pytest.raises(OSError, match="no space left"):
+        manager.reset()
+    manager.cache_blocks("running", len(other))
+    assert manager.locate(other) == {}, "computed before the reset, and offered to those who came after it"
+    manager.allocate_slots("waiting", len(PROMPT))
+    assert [loaded.num_computed_tokens for loaded in manager.poll()] == [0]
+    assert rig.run("b", PROMPT) == {}
