@@ -167,6 +167,7 @@ class CacheManager:
                 sequence.table = np.concatenate([sequence.table, more])
             else:
                 sequence.private = np.concatenate([sequence.private, more])
+                sequence.wanted = max(sequence.wanted, blocks)  # also where less arrives than was promised
         return self._table(sequence)
 
     def ready(self, request_id: str) -> bool:

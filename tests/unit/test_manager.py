@@ -371,3 +371,18 @@ def test_forgets_also_what_it_cannot_forget_durably(rig, monkeypatch):
     manager.allocate_slots("waiting", len(PROMPT))
     assert [loaded.num_computed_tokens for loaded in manager.poll()] == [0]
     assert rig.run("b", PROMPT) == {}
+
+
+
+def test_a_table_covers_what_was_asked_for_while_its_loads_failed(rig):
+    rig.run("a", PROMPT)
+    rig.evict(Tier.DEVICE, Tier.HOST)
+    with (rig.manager.plane.disk.path / "slab").open("r+b") as slab:
+        slab.write(bytes(64 * rig.pool.page_bytes))
+    rig.manager.get_computed_blocks("b", PROMPT)
+    rig.manager.allocate_slots("b", len(PROMPT))
+    longer = len(PROMPT) + 3 * BLOCK
+    assert rig.manager.allocate_slots("b", longer) is not None
+    while not rig.manager.ready("b"):
+        rig.manager.poll(1.0)
+    assert len(rig.manager.block_table("b")) * BLOCK >= longer
