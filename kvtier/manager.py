@@ -319,6 +319,9 @@ class CacheManager:
             # A load that failed is not tried again for this request: what has come has come.
             sequence.failed |= not all(ended[ticket] for ticket in sequence.tickets & ended.keys())
             sequence.tickets -= ended.keys()
+            if now >= sequence.deadline:  # whether or not the data plane says so
+                self.placement.abandon(sequence.tickets)
+                sequence.tickets.clear()
             late = sequence.failed or now >= sequence.deadline
             if sequence.tickets or (sequence.waits and not ended and not late):
                 continue

@@ -238,6 +238,12 @@ class Placement:
             if ticket in self._under_way:
                 self._plane.cancel(ticket)
 
+    def abandon(self, tickets: Iterable[int]) -> None:
+        """Expect nothing more of them, whatever the data plane says or does not say: what has not come drains."""
+        for ticket in tickets:
+            self.cancel((ticket,))
+            self._catalog.cancel(ticket)
+
     @property
     def under_way(self) -> int:
         return len(self._under_way)

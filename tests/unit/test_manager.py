@@ -10,6 +10,7 @@ from kvtier.catalog import PageStatus, Residency, Tier
 from kvtier.geometry import KVGeometry
 from kvtier.manager import CacheManager
 from kvtier.messages import Completion
+from kvtier.namespace import chain_digests
 from kvtier.sim.plane import SimulatedPlane
 from kvtier.tiers.device import DevicePool
 
@@ -386,3 +387,32 @@ def test_a_table_covers_what_was_asked_for_while_its_loads_failed(rig):
     while not rig.manager.ready("b"):
         rig.manager.poll(1.0)
     assert len(rig.manager.block_table("b")) * BLOCK >= longer
+
+
+
+def test_no_load_is_waited_for_after_its_deadline(geometry, namespace):
+    now = [0.0]
+    plane = SimulatedPlane({Tier.DEVICE: 16, Tier.HOST: 16}, 0)
+    config = CacheConfig(block_size=BLOCK, load_timeout_seconds=5)
+    manager = CacheManager(config, geometry, namespace, None, plane=plane, clock=lambda: now[0])
+    manager.get_computed_blocks("a", PROMPT)
+    table = manager.allocate_slots("a", len(PROMPT))
+    for slot, digest in zip(table, chain_digests(namespace.fingerprint, 0, PROMPT, BLOCK), strict=False):
+        plane.content[Tier.DEVICE][int(slot)] = digest
+    manager.cache_blocks("a", len(PROMPT))
+    manager.free("a")
+    assert manager.flush()
+    manager.evict(Tier.DEVICE, PROMPT)
+    assert manager.get_computed_blocks("b", PROMPT).tokens_by_tier == {"host": WHOLE}
+    manager.allocate_slots("b", len(PROMPT))
+    now[0] = 4.0
+    assert manager.poll() == []
+    now[0] = 5.0
+    (loaded,) = manager.poll()  # the data plane never said a word
+    assert loaded.num_computed_tokens == 0
+    assert len(manager.block_table("b")) == 7
+    assert manager.stats().slots["device"]["draining"] == 6, "a late copy may still write there"
+    manager.free("b")
+    assert manager.flush()
+    assert manager.stats().slots["device"]["free"] == 16
+    manager.catalog.check()
