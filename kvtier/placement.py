@@ -145,9 +145,14 @@ class Placement:
         transfer = Transfer(
             reservation.ticket, path, reservation.slots, self._catalog.identities(moved), priority, deadline
         )
-        if not self._plane.submit(transfer):
-            refused = np.full((len(path) - 1, reservation.count), PageStatus.SKIPPED, np.uint8)
-            self._catalog.settle(reservation.ticket, refused)
+        accepted = False
+        try:
+            accepted = self._plane.submit(transfer)
+        finally:  # also of what it raises for: no ticket stays open that nobody works on
+            if not accepted:
+                refused = np.full((len(path) - 1, reservation.count), PageStatus.SKIPPED, np.uint8)
+                self._catalog.settle(reservation.ticket, refused)
+        if not accepted:
             return 0, 0
         self._under_way[reservation.ticket] = _UnderWay(path, moved)
         return reservation.ticket, reservation.count

@@ -416,3 +416,21 @@ def test_no_load_is_waited_for_after_its_deadline(geometry, namespace):
     assert manager.flush()
     assert manager.stats().slots["device"]["free"] == 16
     manager.catalog.check()
+
+
+
+def test_nothing_stays_reserved_for_a_transfer_that_could_not_be_submitted(rig, monkeypatch):
+    rig.run("a", PROMPT)
+    rig.evict(Tier.DEVICE)
+    rig.manager.get_computed_blocks("b", PROMPT)
+
+    def raises(transfer):
+        raise ValueError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.manager.plane, "submit", raises)
+        with pytest.raises(ValueError, match="refused"):
+            rig.manager.allocate_slots("b", len(PROMPT))
+    rig.manager.free("b")
+    assert rig.manager.stats().slots["device"]["free"] == rig.pool.slots
+    assert rig.run("c", PROMPT) == {"host": WHOLE}
