@@ -195,6 +195,8 @@ class Placement:
         for path, write in self._write.items():
             if write != "ahead" or any(transfer.path == path for transfer in self._under_way.values()):
                 continue
+            if path[1] is Tier.DISK and self.disk_offline:
+                continue
             usage = self._catalog.usage(path[0])
             if len(self._catalog.cold(path[0], max(0, ceil(self._low * usage.capacity) - usage.free), path[1])):
                 cold = self._catalog.cold(path[0], max(0, ceil(self._high * usage.capacity) - usage.free), path[1])

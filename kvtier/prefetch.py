@@ -40,12 +40,14 @@ class Prefetcher:
         """``labels`` are the token ids of whole blocks; ``deadline`` is in monotonic seconds, 0 for none."""
         match = self._catalog.match([root], labels, 0, self._request)
         try:
-            on_disk = match.nodes[(match.tiers == Tier.DISK) & (match.filling == 0)]
+            # Of a disk out of service nothing comes, and host pages that it holds too are no backed ones to give up.
+            found = self._placement.within_reach(match.tiers)
+            on_disk = match.nodes[:found][((match.tiers == Tier.DISK) & (match.filling == 0))[:found]]
             ticket, count = 0, 0
             if len(on_disk):
                 ticket, count = self._placement.load(
                     STAGE, np.ascontiguousarray(on_disk), 0, Priority.PREFETCH, deadline
                 )
-            return Prefetched(match.hit, count, ticket)
+            return Prefetched(found, count, ticket)
         finally:
             self._catalog.release(self._request)

@@ -11,6 +11,7 @@ from kvtier.geometry import KVGeometry
 from kvtier.manager import CacheManager
 from kvtier.messages import Completion
 from kvtier.namespace import chain_digests
+from kvtier.placement import SPILL
 from kvtier.sim.plane import SimulatedPlane
 from kvtier.tiers.device import DevicePool
 
@@ -434,3 +435,19 @@ def test_nothing_stays_reserved_for_a_transfer_that_could_not_be_submitted(rig, 
     rig.manager.free("b")
     assert rig.manager.stats().slots["device"]["free"] == rig.pool.slots
     assert rig.run("c", PROMPT) == {"host": WHOLE}
+
+
+
+def test_a_disk_out_of_service_takes_part_in_nothing(rig):
+    rig.run("a", PROMPT)
+    rig.evict(Tier.DEVICE, Tier.HOST)
+    placement = rig.manager.placement
+    placement.disk_offline = True
+    hint = rig.manager.prefetch(PROMPT)
+    assert (hint.found, hint.staged, hint.ticket) == (0, 0, 0)
+    placement._write[SPILL], placement._low, placement._high = "ahead", 1.0, 1.0
+    rig.run("b", list(range(900, 900 + 4 * BLOCK)))
+    assert rig.manager.flush()
+    dropped = rig.manager.stats().stores_dropped
+    rig.manager.poll()
+    assert rig.manager.stats().stores_dropped == dropped, "offered again at each step"
