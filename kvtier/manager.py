@@ -117,9 +117,9 @@ class CacheManager:
             raise ValueError(
                 f"request_id: {request_id!r} is {known.state.value}; free it first, or resume a preempted one"
             )
+        space = self._space(salt, adapter)
         if known is not None:
             self.free(request_id)
-        space = self._space(salt, adapter)
         sequence = Sequence(request_id, self._next_request, space)
         self._next_request += 1
         sequence.append(ids)

@@ -451,3 +451,13 @@ def test_a_disk_out_of_service_takes_part_in_nothing(rig):
     dropped = rig.manager.stats().stores_dropped
     rig.manager.poll()
     assert rig.manager.stats().stores_dropped == dropped, "offered again at each step"
+
+
+
+def test_a_failed_call_keeps_what_was_promised_before(rig):
+    rig.run("a", PROMPT)
+    rig.manager.get_computed_blocks("b", PROMPT)
+    with pytest.raises(ValueError, match="adapter"):
+        rig.manager.get_computed_blocks("b", PROMPT, adapter=b"short")
+    assert rig.manager.allocate_slots("b", len(PROMPT)) is not None
+    assert rig.manager.ready("b")
