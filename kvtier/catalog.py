@@ -158,7 +158,7 @@ class Catalog:
         """The root of a namespace (its 32-byte fingerprint) and group; made if there is none.
 
         A ``generation`` newer than the root's drops what is older, as ``invalidate`` does; an older one changes
-        nothing.
+        nothing. OverflowError: 65536 namespaces hold pages, so there is no root for another one now.
         """
         return int(self._native.root(space, _number("group", group, _U32), _number("generation", generation, _U64)))
 

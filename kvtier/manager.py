@@ -129,19 +129,26 @@ class CacheManager:
 
     def _match(self, sequence: Sequence) -> ComputedBlocks:
         """Put ``sequence`` into state MATCHED, holding what the catalog has of its tokens."""
-        blocks = (sequence.num_tokens - 1) // self._block
-        match = self.catalog.match(
-            [self._root(sequence.space)], sequence.labels(0, blocks, self._block), 0, sequence.request
-        )
-        hit = self.placement.within_reach(match.tiers)
-        sequence.nodes, sequence.origin = match.nodes[:hit], match.tiers[:hit]
-        sequence.state, sequence.cacheable = State.MATCHED, True
+        hit = self._find(sequence)
+        sequence.state = State.MATCHED
         sequence.broken = sequence.failed = False
         sequence.table = sequence.private = np.empty(0, np.uint32)
         sequence.expires = self._clock() + self.config.lease_seconds
         self._sequences[sequence.request_id] = self._matched[sequence.request_id] = sequence
         found = sequence.tokens_by_tier(hit, self._block)
         return ComputedBlocks(sequence.request_id, hit * self._block, found, self._let_go)
+
+    def _find(self, sequence: Sequence) -> int:
+        """Lease what the catalog has of the sequence's tokens, as far as it can be had now; returns blocks."""
+        root = self._root(sequence.space)
+        sequence.cacheable = root is not None
+        sequence.nodes, sequence.origin = np.empty(0, np.uint32), np.empty(0, np.uint8)
+        if root is not None:
+            labels = sequence.labels(0, (sequence.num_tokens - 1) // self._block, self._block)
+            match = self.catalog.match([root], labels, 0, sequence.request)
+            hit = self.placement.within_reach(match.tiers)
+            sequence.nodes, sequence.origin = match.nodes[:hit], match.tiers[:hit]
+        return sequence.promised
 
     def allocate_slots(self, request_id: str, num_tokens: int) -> Slots | None:
         """Give the request device slots for its first ``num_tokens`` tokens; the first call starts its loads.
@@ -205,6 +212,8 @@ class CacheManager:
         labels = sequence.labels(sequence.cached, last, self._block)
         # A root is not leased: ask for it again rather than keep its number.
         parent = int(sequence.nodes[-1]) if len(sequence.nodes) else self._root(sequence.space)
+        if parent is None:
+            return
         nodes = self.catalog.insert(parent, labels, sequence.request)
         if not len(nodes):
             return
@@ -351,9 +360,11 @@ class CacheManager:
     ) -> Prefetched:
         """A request with these tokens is expected, in ``within`` seconds if given: bring its pages up from disk."""
         ids = as_tokens(tokens)
-        space = self._space(salt, adapter)
+        root = self._root(self._space(salt, adapter))
+        if root is None:
+            return Prefetched(0, 0, 0)
         labels = ids[: len(ids) // self._block * self._block]
-        return self._prefetcher.hint(self._root(space), labels, 0.0 if within is None else self._clock() + within)
+        return self._prefetcher.hint(root, labels, 0.0 if within is None else self._clock() + within)
 
     def invalidate(self, *, salt: str | None = None, adapter: bytes | None = None) -> int:
         """Forget all pages of one namespace, in every tier and for ever: durable on return. Returns pages dropped.
@@ -423,12 +434,15 @@ class CacheManager:
 
     def locate(self, tokens: Iterable[int] | npt.NDArray[np.integer]) -> dict[str, int]:
         """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""
-        counts = self.catalog.peek([self._root(self._space(None, None))], self._whole_blocks(tokens))
+        root = self._root(self._space(None, None))
+        counts = self.catalog.peek([root], self._whole_blocks(tokens)) if root is not None else (0,) * len(Tier)
         return {tier.name.lower(): counts[tier] * self._block for tier in Tier if counts[tier]}
 
     def evict(self, tier: Tier, tokens: Iterable[int] | npt.NDArray[np.integer]) -> Slots:
         """Drop the cached prefix's pages that nobody uses from ``tier``; returns the slots that are free by it."""
         root, labels = self._root(self._space(None, None)), self._whole_blocks(tokens)
+        if root is None:
+            return np.empty(0, np.uint32)
         found = self.catalog.match([root], labels, 0, _HINTS).hit
         self.catalog.release(_HINTS)  # a match pins its pages; an insert keeps no more than the nodes alive
         with self.catalog.lease(_HINTS):
@@ -456,8 +470,12 @@ class CacheManager:
             return sequence.table
         return np.concatenate([self.catalog.state(sequence.nodes)[0][:, Tier.DEVICE], sequence.private])
 
-    def _root(self, space: bytes) -> int:
-        return self.catalog.root(space, 0, self.plane.generation(space))
+    def _root(self, space: bytes) -> int | None:
+        """None: more namespaces hold pages than the catalog can tell apart; this one has to do without."""
+        try:
+            return self.catalog.root(space, 0, self.plane.generation(space))
+        except OverflowError:
+            return None
 
     def _fingerprint(self, salt: str | None, adapter: bytes | None) -> bytes:
         """What a request does not name is the whole manager's own."""

@@ -52,8 +52,8 @@ void Trie::forget_empty_roots() {
   for (std::uint32_t i = 0; i < roots_.size(); ++i)
     if (roots_[i].id != kNoNode && roots_[i].children == 0) empty.push_back(i);
   if (empty.empty())
-    throw std::invalid_argument("space: no room for another namespace; " + std::to_string(kMaxRoots) +
-                                " hold pages already");
+    throw std::overflow_error("space: no room for another namespace; " + std::to_string(kMaxRoots) +
+                              " hold pages already");
   const auto middle = empty.begin() + static_cast<std::ptrdiff_t>((empty.size() - 1) / 2);
   std::nth_element(empty.begin(), middle, empty.end(),
                    [&](std::uint32_t a, std::uint32_t b) { return roots_[a].used < roots_[b].used; });

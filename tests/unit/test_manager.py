@@ -461,3 +461,22 @@ def test_a_failed_call_keeps_what_was_promised_before(rig):
         rig.manager.get_computed_blocks("b", PROMPT, adapter=b"short")
     assert rig.manager.allocate_slots("b", len(PROMPT)) is not None
     assert rig.manager.ready("b")
+
+
+
+def test_one_namespace_too_many_does_without_the_cache(geometry, namespace):
+    plane = SimulatedPlane({Tier.DEVICE: 16, Tier.HOST: 16}, 0)
+    manager = CacheManager(CacheConfig(block_size=BLOCK), geometry, namespace, None, plane=plane, max_nodes=1 << 17)
+    label = np.zeros(BLOCK, np.uint32)
+    for number in range(1 << 16):
+        manager.catalog.insert(manager.catalog.root(number.to_bytes(32)), label, 99)
+    assert manager.get_computed_blocks("a", PROMPT, salt="new").num_tokens == 0
+    assert manager.allocate_slots("a", len(PROMPT)) is not None
+    manager.cache_blocks("a", len(PROMPT))
+    assert manager.prefetch(PROMPT, salt="new").found == 0
+    manager.free("a")
+    manager.catalog.release(99)
+    manager.get_computed_blocks("b", PROMPT, salt="new")
+    manager.allocate_slots("b", len(PROMPT))
+    manager.cache_blocks("b", len(PROMPT))
+    assert manager.get_computed_blocks("c", PROMPT, salt="new").num_tokens == WHOLE
