@@ -147,7 +147,9 @@ class CacheManager:
             labels = sequence.labels(0, (sequence.num_tokens - 1) // self._block, self._block)
             match = self.catalog.match([root], labels, 0, sequence.request)
             hit = self.placement.within_reach(match.tiers)
-            sequence.nodes, sequence.origin = match.nodes[:hit], match.tiers[:hit]
+            if hit < match.hit:  # a lease on what is not promised would end with the request only
+                match = self.catalog.match([root], labels, 0, sequence.request, limit=hit)
+            sequence.nodes, sequence.origin = match.nodes, match.tiers
         return sequence.promised
 
     def allocate_slots(self, request_id: str, num_tokens: int) -> Slots | None:
@@ -395,6 +397,8 @@ class CacheManager:
             if sequence.state in (State.MATCHED, State.LOADING):
                 self.placement.cancel(sequence.tickets)
                 sequence.forfeit()
+            if sequence.state is State.MATCHED:  # it may never come back for its slots
+                self.catalog.release(sequence.request)
         return dropped
 
     def flush(self, timeout: float = 60.0) -> bool:

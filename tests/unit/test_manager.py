@@ -480,3 +480,22 @@ def test_one_namespace_too_many_does_without_the_cache(geometry, namespace):
     manager.allocate_slots("b", len(PROMPT))
     manager.cache_blocks("b", len(PROMPT))
     assert manager.get_computed_blocks("c", PROMPT, salt="new").num_tokens == WHOLE
+
+
+
+def test_a_request_that_never_started_holds_nothing_after_an_invalidation(rig):
+    rig.run("a", PROMPT)
+    assert rig.manager.flush()
+    rig.manager.get_computed_blocks("b", PROMPT)
+    rig.manager.reset()
+    for usage in rig.manager.stats().slots.values():
+        assert usage["free"] == usage["capacity"]
+
+
+
+def test_a_request_holds_nothing_that_it_is_not_promised(rig):
+    rig.run("a", PROMPT)
+    rig.evict(Tier.DEVICE, Tier.HOST)
+    rig.manager.placement.disk_offline = True
+    assert rig.manager.get_computed_blocks("b", PROMPT).num_tokens == 0
+    assert rig.manager.stats().slots["disk"]["pinned"] == 0
