@@ -183,12 +183,14 @@ class SimulatedPlane:
 
     def _report(self, ticket: int) -> None:
         running = self._running[ticket]
+        early = running.cancelled and not running.reported and len(running.status) > 1
+        if early:  # the last hop will not run any more where it has not; an earlier one may still
+            last = running.status[-1]
+            last[last == PageStatus.PENDING] = PageStatus.CANCELLED
+            running.work = [page for page in running.work if (running.status[:, page] == PageStatus.PENDING).any()]
         if running.done:
             self._reports.append(_completion(running, True))
             del self._running[ticket]
-        elif running.cancelled and not running.reported and len(running.status) > 1:
-            # The last hop will not run any more where it has not; an earlier one may still.
-            last = running.status[-1]
-            last[last == PageStatus.PENDING] = PageStatus.CANCELLED
+        elif early:
             running.reported = True
             self._reports.append(_completion(running, False))
