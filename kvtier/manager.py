@@ -322,7 +322,7 @@ class CacheManager:
         table is shorter by as much: call ``allocate_slots`` again before computing past it.
         """
         if timeout > 0:
-            self.plane.wait(timeout)
+            self.plane.wait(self._patience(timeout))
         ended = self.placement.settle(self.plane.poll())
         now = self._clock()
         loaded: list[Loaded] = []
@@ -349,6 +349,13 @@ class CacheManager:
             sequence.forfeit()
         self.placement.maintain()
         return loaded
+
+    def _patience(self, most: float) -> float:
+        """How long to wait for news: past no load's deadline, and not at all while a request waits for nothing."""
+        now = self._clock()
+        for sequence in self._loading.values():
+            most = min(most, sequence.deadline - now if sequence.tickets or sequence.waits else 0.0)
+        return max(most, 0.0)
 
     # ---- hints, invalidation, the rest ---------------------------------------------------------------------------
 

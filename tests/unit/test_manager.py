@@ -499,3 +499,20 @@ def test_a_request_holds_nothing_that_it_is_not_promised(rig):
     rig.manager.placement.disk_offline = True
     assert rig.manager.get_computed_blocks("b", PROMPT).num_tokens == 0
     assert rig.manager.stats().slots["disk"]["pinned"] == 0
+
+
+def test_poll_waits_for_nothing_that_will_not_come(rig, monkeypatch):
+    rig.run("a", PROMPT)
+    rig.evict(Tier.DEVICE)
+    waited = []
+    monkeypatch.setattr(rig.manager.plane, "wait", waited.append)
+    monkeypatch.setattr(rig.manager.plane, "poll", list)
+    rig.manager.get_computed_blocks("b", PROMPT)
+    rig.manager.allocate_slots("b", len(PROMPT))
+    rig.manager.poll(1e6)
+    assert 0 < waited.pop() <= rig.manager.config.load_timeout_seconds
+    rig.manager.get_computed_blocks("c", PROMPT)
+    rig.manager.reset()
+    rig.manager.allocate_slots("c", len(PROMPT))
+    assert [loaded.request_id for loaded in rig.manager.poll(1e6)] == ["c"]
+    assert waited == [0]
