@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 
@@ -39,11 +40,16 @@ class Story:
         self.computed: dict[str, int] = {}
         self.tokens: dict[str, list[int]] = {}
         self.known: dict[tuple[int, ...], list[bytes]] = {}
+        self.current: set[bytes] = set()  # digests of blocks that were computed since the last reset
+        self.resets = 0
+        self.matched_at: dict[str, int] = {}  # how many resets there had been
         self.count = 0
         self.seen: Counter[str] = Counter()
         self.actions = {
             self.arrive: 12,
+            self.rematch: 2,
             self.start: 20,
+            self.grow: 5,
             self.compute: 24,
             self.poll: 30,
             self.free: 9,
@@ -72,9 +78,18 @@ class Story:
         name, stem = f"r{self.count}", self.random.randint(0, 3) * 1000
         tail = [self.random.randint(0, 2) for _ in range(self.random.randint(0, 3))]
         self.tokens[name] = [stem + i for i in range(self.random.randint(1, 6 * BLOCK))] + tail
-        found = self.manager.get_computed_blocks(name, self.tokens[name])
+        self.promise(name, self.manager.get_computed_blocks(name, self.tokens[name]))
+
+    def promise(self, name, found):
         assert sum(found.tokens_by_tier.values()) == found.num_tokens < len(self.tokens[name])
+        assert self.current.issuperset(self.digests(name)[: found.num_tokens // BLOCK]), "a reset brought pages back"
         self.promised[name] = found.num_tokens
+        self.matched_at[name] = self.resets
+
+    def rematch(self):
+        name = self.pick(State.MATCHED)
+        if name:
+            self.promise(name, self.manager.get_computed_blocks(name, self.tokens[name]))
 
     def start(self):
         name = self.pick(State.MATCHED)
@@ -83,6 +98,11 @@ class Story:
         if self.manager.ready(name):
             self.computed[name] = self.promised[name]
             self.seen["at once"] += self.promised[name] > 0
+
+    def grow(self):
+        name = self.pick(State.LOADING)
+        if name:
+            self.manager.allocate_slots(name, len(self.tokens[name]) + self.random.randint(0, 3 * BLOCK))
 
     def poll(self):
         for loaded in self.manager.poll():
@@ -113,6 +133,8 @@ class Story:
             slot = int(table[block])
             assert slot not in shared, f"{name} writes device slot {slot}, which the cache shares"
             self.plane.content[Tier.DEVICE][slot] = digests[block] if (block + 1) * BLOCK <= upto else None
+            if self.matched_at[name] == self.resets and (block + 1) * BLOCK <= upto:
+                self.current.add(digests[block])
         self.computed[name] = upto
         self.manager.cache_blocks(name, upto)
 
@@ -143,7 +165,7 @@ class Story:
     def resume(self):
         name = self.pick(State.PREEMPTED)
         if name:
-            self.promised[name] = self.manager.resume(name).num_tokens
+            self.promise(name, self.manager.resume(name))
 
     def prefetch(self):
         self.manager.prefetch([self.random.randint(0, 3) * 1000 + i for i in range(8 * BLOCK)], within=1.0)
@@ -152,7 +174,19 @@ class Story:
         self.now += 100.0
 
     def reset(self):
-        self.manager.reset()
+        """Half of the time it cannot be made durable."""
+        invalidate = self.plane.invalidate
+
+        def fails(space):
+            invalidate(space)
+            raise OSError("the disk is full")
+
+        self.plane.invalidate = self.random.choice([invalidate, fails])
+        with contextlib.suppress(OSError):
+            self.manager.reset()
+        self.plane.invalidate = invalidate
+        self.resets += 1
+        self.current.clear()
 
     def digests(self, name):
         tokens = tuple(self.tokens[name][: len(self.tokens[name]) // BLOCK * BLOCK])
@@ -201,7 +235,7 @@ def test_a_running_request_sees_only_its_own_bytes(seed, write, capacity, faults
         block_size=BLOCK, lease_seconds=5.0, load_timeout_seconds=2.0, host={"write": write}, disk={"write": write}
     )
     story = Story(seed, namespace, faults, capacity, config)
-    for _ in range(2000):
+    for _ in range(2500):
         story.step()
     story.finish()
     assert story.seen["at once"]

@@ -341,6 +341,7 @@ def test_pages_of_an_early_report_are_nobodys_until_the_final_one(namespace):
     assert (manager.catalog.state(nodes)[1][:, Tier.HOST] == Residency.ABSENT).all()
     manager.catalog.check()
 
+
 def test_a_request_keeps_the_adapter_and_the_salt_of_the_whole_manager(geometry, namespace, tmp_path):
     rig = Rig(geometry, namespace.with_(adapter=b"\2" * 32), tmp_path)
     rig.run("a", PROMPT, salt="x")
@@ -350,7 +351,6 @@ def test_a_request_keeps_the_adapter_and_the_salt_of_the_whole_manager(geometry,
     rig = Rig(geometry, namespace, tmp_path)
     assert rig.run("c", PROMPT, salt="x") == {}, "the pages of an adapter served without it"
     rig.manager.close()
-
 
 
 def test_forgets_also_what_it_cannot_forget_durably(rig, monkeypatch):
@@ -375,7 +375,6 @@ def test_forgets_also_what_it_cannot_forget_durably(rig, monkeypatch):
     assert rig.run("b", PROMPT) == {}
 
 
-
 def test_a_table_covers_what_was_asked_for_while_its_loads_failed(rig):
     rig.run("a", PROMPT)
     rig.evict(Tier.DEVICE, Tier.HOST)
@@ -388,7 +387,6 @@ def test_a_table_covers_what_was_asked_for_while_its_loads_failed(rig):
     while not rig.manager.ready("b"):
         rig.manager.poll(1.0)
     assert len(rig.manager.block_table("b")) * BLOCK >= longer
-
 
 
 def test_no_load_is_waited_for_after_its_deadline(geometry, namespace):
@@ -419,7 +417,6 @@ def test_no_load_is_waited_for_after_its_deadline(geometry, namespace):
     manager.catalog.check()
 
 
-
 def test_nothing_stays_reserved_for_a_transfer_that_could_not_be_submitted(rig, monkeypatch):
     rig.run("a", PROMPT)
     rig.evict(Tier.DEVICE)
@@ -437,7 +434,6 @@ def test_nothing_stays_reserved_for_a_transfer_that_could_not_be_submitted(rig, 
     assert rig.run("c", PROMPT) == {"host": WHOLE}
 
 
-
 def test_a_disk_out_of_service_takes_part_in_nothing(rig):
     rig.run("a", PROMPT)
     rig.evict(Tier.DEVICE, Tier.HOST)
@@ -453,7 +449,6 @@ def test_a_disk_out_of_service_takes_part_in_nothing(rig):
     assert rig.manager.stats().stores_dropped == dropped, "offered again at each step"
 
 
-
 def test_a_failed_call_keeps_what_was_promised_before(rig):
     rig.run("a", PROMPT)
     rig.manager.get_computed_blocks("b", PROMPT)
@@ -461,7 +456,6 @@ def test_a_failed_call_keeps_what_was_promised_before(rig):
         rig.manager.get_computed_blocks("b", PROMPT, adapter=b"short")
     assert rig.manager.allocate_slots("b", len(PROMPT)) is not None
     assert rig.manager.ready("b")
-
 
 
 def test_one_namespace_too_many_does_without_the_cache(geometry, namespace):
@@ -482,7 +476,6 @@ def test_one_namespace_too_many_does_without_the_cache(geometry, namespace):
     assert manager.get_computed_blocks("c", PROMPT, salt="new").num_tokens == WHOLE
 
 
-
 def test_a_request_that_never_started_holds_nothing_after_an_invalidation(rig):
     rig.run("a", PROMPT)
     assert rig.manager.flush()
@@ -490,7 +483,6 @@ def test_a_request_that_never_started_holds_nothing_after_an_invalidation(rig):
     rig.manager.reset()
     for usage in rig.manager.stats().slots.values():
         assert usage["free"] == usage["capacity"]
-
 
 
 def test_a_request_holds_nothing_that_it_is_not_promised(rig):
