@@ -605,6 +605,21 @@ def test_a_match_uses_what_the_engine_holds_and_what_lies_below_too() -> None:
     assert hit(catalog, 2) == 0
 
 
+def test_an_eviction_that_stops_leaves_the_order_as_it_was() -> None:
+    catalog = make(host=3, disk=3)
+    backed = store(catalog, 1, 1)
+    catalog.settle(catalog.reserve([Tier.HOST, Tier.DISK], backed).ticket, statuses(1, 1))
+    catalog.match([catalog.root(SPACE)], tokens(1), 0, 1)
+    catalog.release(1)
+    store(catalog, 2, 2)
+    store(catalog, 3, 3)
+    nodes = catalog.insert(catalog.root(SPACE), tokens(7, 8, 9), 4)
+    assert catalog.reserve([Tier.REMOTE, Tier.HOST], nodes, backed_only=True).count == 1
+    catalog.check()
+    catalog.take(Tier.HOST, 1, 5)
+    assert (hit(catalog, 2), hit(catalog, 3)) == (0, 1)
+
+
 def test_a_node_named_twice_is_filled_once() -> None:
     catalog = make(host=4)
     nodes = catalog.insert(catalog.root(SPACE), tokens(1, 2), 1)
