@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtier.catalog import Catalog, Residency, Tier, TierSpec
+from kvtier.lookup import SCRATCH, Lookup
 from kvtier.messages import DataPlane
 from kvtier.placement import Placement
 from kvtier.prefetch import Prefetched, Prefetcher
-from kvtier.sequence import ComputedBlocks, Loaded, Sequence, Slots, State, TokenIds, as_tokens
+from kvtier.sequence import ComputedBlocks, Loaded, Sequence, Slots, State, as_tokens
 from kvtier.stats import CacheStats, Counts
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from kvtier.tiers.device import DevicePool
 
 __all__ = ["CacheManager"]
-
-_HINTS = 1  # the catalog's request id for prefetch hints; requests count from 2
 
 
 class CacheManager:
@@ -85,13 +83,13 @@ class CacheManager:
             self.adopted = self._adopt_inventory(hello.inventory_slots, hello.inventory_identities)
             stack.pop_all()
         self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes)
-        self._prefetcher = Prefetcher(self.catalog, self.placement, _HINTS)
+        self._lookup = Lookup(self.catalog, plane, self.placement, namespace, self._block)
+        self._prefetcher = Prefetcher(self.catalog, self.placement, SCRATCH)
         self._sequences: dict[str, Sequence] = {}
         self._loading: dict[str, Sequence] = {}
         self._matched: dict[str, Sequence] = {}
-        self._next_request = _HINTS + 1
+        self._next_request = SCRATCH + 1
         self._counts = Counts()
-        self._space = lru_cache(maxsize=4096)(self._fingerprint)
 
     # ---- a request's life ----------------------------------------------------------------------------------------
 
@@ -117,7 +115,7 @@ class CacheManager:
             raise ValueError(
                 f"request_id: {request_id!r} is {known.state.value}; free it first, or resume a preempted one"
             )
-        space = self._space(salt, adapter)
+        space = self._lookup.space(salt, adapter)
         if known is not None:
             self.free(request_id)
         sequence = Sequence(request_id, self._next_request, space)
@@ -129,7 +127,7 @@ class CacheManager:
 
     def _match(self, sequence: Sequence) -> ComputedBlocks:
         """Put ``sequence`` into state MATCHED, holding what the catalog has of its tokens."""
-        hit = self._find(sequence)
+        hit = self._lookup.find(sequence)
         sequence.state = State.MATCHED
         sequence.broken = sequence.failed = False
         sequence.table = sequence.private = np.empty(0, np.uint32)
@@ -137,20 +135,6 @@ class CacheManager:
         self._sequences[sequence.request_id] = self._matched[sequence.request_id] = sequence
         found = sequence.tokens_by_tier(hit, self._block)
         return ComputedBlocks(sequence.request_id, hit * self._block, found, self._let_go)
-
-    def _find(self, sequence: Sequence) -> int:
-        """Lease what the catalog has of the sequence's tokens, as far as it can be had now; returns blocks."""
-        root = self._root(sequence.space)
-        sequence.cacheable = root is not None
-        sequence.nodes, sequence.origin = np.empty(0, np.uint32), np.empty(0, np.uint8)
-        if root is not None:
-            labels = sequence.labels(0, (sequence.num_tokens - 1) // self._block, self._block)
-            match = self.catalog.match([root], labels, 0, sequence.request)
-            hit = self.placement.within_reach(match.tiers)
-            if hit < match.hit:  # a lease on what is not promised would end with the request only
-                match = self.catalog.match([root], labels, 0, sequence.request, limit=hit)
-            sequence.nodes, sequence.origin = match.nodes, match.tiers
-        return sequence.promised
 
     def allocate_slots(self, request_id: str, num_tokens: int) -> Slots | None:
         """Give the request device slots for its first ``num_tokens`` tokens; the first call starts its loads.
@@ -213,7 +197,7 @@ class CacheManager:
             return
         labels = sequence.labels(sequence.cached, last, self._block)
         # A root is not leased: ask for it again rather than keep its number.
-        parent = int(sequence.nodes[-1]) if len(sequence.nodes) else self._root(sequence.space)
+        parent = int(sequence.nodes[-1]) if len(sequence.nodes) else self._lookup.root(sequence.space)
         if parent is None:
             return
         nodes = self.catalog.insert(parent, labels, sequence.request)
@@ -369,10 +353,10 @@ class CacheManager:
     ) -> Prefetched:
         """A request with these tokens is expected, in ``within`` seconds if given: bring its pages up from disk."""
         ids = as_tokens(tokens)
-        root = self._root(self._space(salt, adapter))
+        root = self._lookup.root(self._lookup.space(salt, adapter))
         if root is None:
             return Prefetched(0, 0, 0)
-        labels = ids[: len(ids) // self._block * self._block]
+        labels = self._lookup.whole_blocks(ids)
         return self._prefetcher.hint(root, labels, 0.0 if within is None else self._clock() + within)
 
     def invalidate(self, *, salt: str | None = None, adapter: bytes | None = None) -> int:
@@ -381,7 +365,7 @@ class CacheManager:
         Running requests keep the pages they hold, those not running yet lose what they were promised (``poll`` reports
         them with no computed tokens), and what any of them computes is not cached.
         """
-        return self._invalidate(self._space(salt, adapter))
+        return self._invalidate(self._lookup.space(salt, adapter))
 
     def reset(self) -> int:
         """Forget every page of every namespace, as after a change of weights. Returns pages dropped."""
@@ -445,24 +429,11 @@ class CacheManager:
 
     def locate(self, tokens: Iterable[int] | npt.NDArray[np.integer]) -> dict[str, int]:
         """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""
-        root = self._root(self._space(None, None))
-        counts = self.catalog.peek([root], self._whole_blocks(tokens)) if root is not None else (0,) * len(Tier)
-        return {tier.name.lower(): counts[tier] * self._block for tier in Tier if counts[tier]}
+        return self._lookup.locate(as_tokens(tokens))
 
     def evict(self, tier: Tier, tokens: Iterable[int] | npt.NDArray[np.integer]) -> Slots:
         """Drop the cached prefix's pages that nobody uses from ``tier``; returns the slots that are free by it."""
-        root, labels = self._root(self._space(None, None)), self._whole_blocks(tokens)
-        if root is None:
-            return np.empty(0, np.uint32)
-        found = self.catalog.match([root], labels, 0, _HINTS).hit
-        self.catalog.release(_HINTS)  # a match pins its pages; an insert keeps no more than the nodes alive
-        with self.catalog.lease(_HINTS):
-            nodes = self.catalog.insert(root, labels[: found * self._block], _HINTS)
-            slots, before = self.catalog.state(nodes)
-            self.catalog.drop(tier, nodes)
-            after = self.catalog.state(nodes)[1]
-        gone = (before[:, tier] == Residency.READY) & (after[:, tier] == Residency.ABSENT)
-        return np.ascontiguousarray(slots[gone, tier])
+        return self._lookup.evict(tier, as_tokens(tokens))
 
     # ---- private -------------------------------------------------------------------------------------------------
 
@@ -472,26 +443,10 @@ class CacheManager:
             raise ValueError(f"request_id: {request_id!r} is not known; call get_computed_blocks first")
         return sequence
 
-    def _whole_blocks(self, tokens: Iterable[int] | npt.NDArray[np.integer]) -> TokenIds:
-        ids = as_tokens(tokens)
-        return ids[: len(ids) // self._block * self._block]
-
     def _table(self, sequence: Sequence) -> Slots:
         if sequence.state is State.RUNNING:
             return sequence.table
         return np.concatenate([self.catalog.state(sequence.nodes)[0][:, Tier.DEVICE], sequence.private])
-
-    def _root(self, space: bytes) -> int | None:
-        """None: more namespaces hold pages than the catalog can tell apart; this one has to do without."""
-        try:
-            return self.catalog.root(space, 0, self.plane.generation(space))
-        except OverflowError:
-            return None
-
-    def _fingerprint(self, salt: str | None, adapter: bytes | None) -> bytes:
-        """What a request does not name is the whole manager's own."""
-        given = {name: value for name, value in (("salt", salt), ("adapter", adapter)) if value is not None}
-        return self.namespace.with_(**given).fingerprint if given else self.namespace.fingerprint
 
     def _adopt_inventory(self, slots: npt.NDArray[np.uint32], identities: npt.NDArray[np.uint8]) -> int:
         """Rebuild the trie from what the disk holds, clearing what cannot be reached any more; returns pages adopted"""

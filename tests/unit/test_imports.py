@@ -14,7 +14,7 @@ LINES: list[list[str]] = [
     ["cli"],
     ["lab", "connectors"],
     ["manager"],
-    ["plane", "prefetch", "stats"],
+    ["plane", "prefetch", "stats", "lookup"],
     ["placement", "sequence"],
     ["catalog", "costmodel", "mover"],
     ["tiers.device", "tiers.host", "tiers.disk", "tiers.remote"],

@@ -1,0 +1,86 @@
+"""Lookup: from what a request names to its place in the catalog — salt and adapter to a namespace, that to a root, and
+tokens to the blocks below it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtier.catalog import Catalog, Residency, Tier
+from kvtier.placement import Placement
+from kvtier.sequence import Sequence, Slots, TokenIds
+
+if TYPE_CHECKING:
+    from kvtier.messages import DataPlane
+    from kvtier.namespace import Namespace
+
+__all__ = ["SCRATCH", "Lookup"]
+
+SCRATCH = 1
+"""The catalog's request id for what no request asks, such as hints: a lease of its lives only inside one call."""
+
+
+class Lookup:
+    """The one way from names to nodes, so that no path can leave a salt or an adapter out."""
+
+    def __init__(
+        self, catalog: Catalog, plane: DataPlane, placement: Placement, namespace: Namespace, block_size: int
+    ) -> None:
+        self._catalog = catalog
+        self._plane = plane
+        self._placement = placement
+        self._namespace = namespace
+        self._block = block_size
+        self.space = lru_cache(maxsize=4096)(self._space)
+
+    def _space(self, salt: str | None, adapter: bytes | None) -> bytes:
+        """The fingerprint of a request's namespace; what it does not name is the whole manager's own."""
+        given = {name: value for name, value in (("salt", salt), ("adapter", adapter)) if value is not None}
+        return self._namespace.with_(**given).fingerprint if given else self._namespace.fingerprint
+
+    def root(self, space: bytes) -> int | None:
+        """None: more namespaces hold pages than the catalog can tell apart; this one has to do without."""
+        try:
+            return self._catalog.root(space, 0, self._plane.generation(space))
+        except OverflowError:
+            return None
+
+    def whole_blocks(self, tokens: TokenIds) -> TokenIds:
+        return tokens[: len(tokens) // self._block * self._block]
+
+    def find(self, sequence: Sequence) -> int:
+        """Lease what the catalog has of the sequence's tokens, as far as it can be had now; returns blocks."""
+        root = self.root(sequence.space)
+        sequence.cacheable = root is not None
+        sequence.nodes, sequence.origin = np.empty(0, np.uint32), np.empty(0, np.uint8)
+        if root is not None:
+            labels = sequence.labels(0, (sequence.num_tokens - 1) // self._block, self._block)
+            match = self._catalog.match([root], labels, 0, sequence.request)
+            hit = self._placement.within_reach(match.tiers)
+            if hit < match.hit:  # a lease on what is not promised would end with the request only
+                match = self._catalog.match([root], labels, 0, sequence.request, limit=hit)
+            sequence.nodes, sequence.origin = match.nodes, match.tiers
+        return sequence.promised
+
+    def locate(self, tokens: TokenIds) -> dict[str, int]:
+        """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""
+        root = self.root(self.space(None, None))
+        counts = self._catalog.peek([root], self.whole_blocks(tokens)) if root is not None else (0,) * len(Tier)
+        return {tier.name.lower(): counts[tier] * self._block for tier in Tier if counts[tier]}
+
+    def evict(self, tier: Tier, tokens: TokenIds) -> Slots:
+        """Drop the cached prefix's pages that nobody uses from ``tier``; returns the slots that are free by it."""
+        root, labels = self.root(self.space(None, None)), self.whole_blocks(tokens)
+        if root is None:
+            return np.empty(0, np.uint32)
+        found = self._catalog.match([root], labels, 0, SCRATCH).hit
+        self._catalog.release(SCRATCH)  # a match pins its pages; an insert keeps no more than the nodes alive
+        with self._catalog.lease(SCRATCH):
+            nodes = self._catalog.insert(root, labels[: found * self._block], SCRATCH)
+            slots, before = self._catalog.state(nodes)
+            self._catalog.drop(tier, nodes)
+            after = self._catalog.state(nodes)[1]
+        gone = (before[:, tier] == Residency.READY) & (after[:, tier] == Residency.ABSENT)
+        return np.ascontiguousarray(slots[gone, tier])
