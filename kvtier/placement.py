@@ -57,6 +57,7 @@ class Bringing:
 class _UnderWay:
     path: tuple[Tier, ...]
     nodes: Nodes
+    hangs: bool = False  # it was reported early: when it ends nobody knows
 
 
 class Placement:
@@ -193,7 +194,7 @@ class Placement:
         """Copy the cold end of each tier down ahead of need: from when too few of its next slots could be had at once,
         being free or held below too, until enough could."""
         for path, write in self._write.items():
-            if write != "ahead" or any(transfer.path == path for transfer in self._under_way.values()):
+            if write != "ahead" or any(t.path == path and not t.hangs for t in self._under_way.values()):
                 continue
             if path[1] is Tier.DISK and self.disk_offline:
                 continue
@@ -216,6 +217,7 @@ class Placement:
             if not done.final:
                 # What still runs may write its slots at any time: nobody may have them before it has ended.
                 self._catalog.cancel(done.ticket)
+                known.hangs = True
                 continue
             del self._under_way[done.ticket]
             self._account(known, done)

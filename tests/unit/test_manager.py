@@ -508,3 +508,23 @@ def test_poll_waits_for_nothing_that_will_not_come(rig, monkeypatch):
     rig.manager.allocate_slots("c", len(PROMPT))
     assert [loaded.request_id for loaded in rig.manager.poll(1e6)] == ["c"]
     assert waited == [0]
+
+
+def test_one_write_that_hangs_does_not_end_copying_ahead(rig, monkeypatch):
+    placement, plane = rig.manager.placement, rig.manager.plane
+    placement._write[SPILL], placement._low, placement._high = "ahead", 1.0, 1.0
+    spills, submit = [], plane.submit
+    monkeypatch.setattr(plane, "submit", lambda t: spills.append(t) or True if t.path == SPILL else submit(t))
+    rig.run("a", PROMPT)
+    while not spills:
+        rig.manager.poll(0.1)
+    hung = spills.pop()
+    pending = np.full((1, hung.slots.shape[1]), PageStatus.PENDING, np.uint8)
+    placement.settle([Completion(hung.ticket, False, pending, (), 0.0, 0.0)])
+    rig.run("b", list(range(900, 900 + 2 * BLOCK)))
+    for _ in range(100):
+        rig.manager.poll(0.05)
+        if spills:
+            break
+    assert spills, "nothing goes to the disk any more, and nobody says so"
+    assert not np.isin(spills[0].slots[1], hung.slots[1]).any()
