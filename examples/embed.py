@@ -19,7 +19,9 @@ def serve(cache: CacheManager, name: str, prompt: list[int]) -> dict[str, int]:
         raise RuntimeError("the device is full now: wait, preempt or free")
     while not cache.ready(name):
         cache.poll(timeout=0.1)  # your engine would run other requests meanwhile
-    slots = cache.block_table(name)  # here your model computes tokens [found.num_tokens, len(prompt)) into them
+    start = cache.num_computed_tokens(name)  # what really arrived: a fault makes it less than was found
+    slots = cache.block_table(name)  # here your model computes tokens [start, len(prompt)) into these
+    assert start == found.num_tokens
     assert len(slots) == -(-len(prompt) // 16)
     cache.cache_blocks(name, len(prompt))
     cache.free(name)

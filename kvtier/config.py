@@ -86,7 +86,7 @@ class HostConfig(_Section):
     """The host tier: pinned memory."""
 
     size: Size = 4 << 30
-    """Bytes of pages in host memory; the arena is this size rounded down to whole pages."""
+    """Bytes of pages in host memory, rounded down to whole pages; docs/sizing.md says what comes on top."""
     policy: Literal["lru"] = "lru"
     """Which page is evicted first."""
     write: WritePolicy = "at_once"
@@ -141,7 +141,7 @@ class MoverConfig(_Section):
     bytes_in_flight: Size = 8 << 20
     """Bytes under way to and from the disk at a time; more only adds latency."""
     queue_pages: int = Field(default=65536, ge=1, le=1 << 24)
-    """Pages that may wait in all lanes together; beyond that stores are dropped and loads recomputed."""
+    """Pages that may wait in each lane; beyond that stores are dropped and loads recomputed."""
     verify: bool = True
     """Check every page that is read from disk before it is ready."""
     verify_host: bool = False

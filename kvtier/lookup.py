@@ -64,15 +64,15 @@ class Lookup:
             sequence.nodes, sequence.origin = match.nodes, match.tiers
         return sequence.promised
 
-    def locate(self, tokens: TokenIds) -> dict[str, int]:
+    def locate(self, space: bytes, tokens: TokenIds) -> dict[str, int]:
         """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""
-        root = self.root(self.space(None, None))
+        root = self.root(space)
         counts = self._catalog.peek([root], self.whole_blocks(tokens)) if root is not None else (0,) * len(Tier)
         return {tier.name.lower(): counts[tier] * self._block for tier in Tier if counts[tier]}
 
-    def evict(self, tier: Tier, tokens: TokenIds) -> Slots:
+    def evict(self, tier: Tier, space: bytes, tokens: TokenIds) -> Slots:
         """Drop the cached prefix's pages that nobody uses from ``tier``; returns the slots that are free by it."""
-        root, labels = self.root(self.space(None, None)), self.whole_blocks(tokens)
+        root, labels = self.root(space), self.whole_blocks(tokens)
         if root is None:
             return np.empty(0, np.uint32)
         found = self._catalog.match([root], labels, 0, SCRATCH).hit

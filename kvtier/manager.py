@@ -38,6 +38,20 @@ if TYPE_CHECKING:
 __all__ = ["CacheManager"]
 
 
+def _check_agreement(config: CacheConfig, geometry: KVGeometry, namespace: Namespace) -> None:
+    """What is said in several places must be said equally: a page under a wrong name is a wrong answer."""
+    sizes = {config.block_size, geometry.block_size, namespace.block_size}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"block_size: {config.block_size} in the configuration, {geometry.block_size} in the geometry, "
+            f"{namespace.block_size} in the namespace; they must agree"
+        )
+    if geometry.dtype != namespace.dtype:
+        raise ValueError(
+            f"dtype: {geometry.dtype} in the geometry, {namespace.dtype} in the namespace; they must agree"
+        )
+
+
 class CacheManager:
     """A prefix cache over ``device`` (the engine's own KV tensors), host memory and disk, sized by ``config``.
 
@@ -57,11 +71,7 @@ class CacheManager:
         max_nodes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if geometry.block_size != config.block_size:
-            raise ValueError(
-                f"block_size: {config.block_size} in the configuration, {geometry.block_size} in the geometry; "
-                "they must agree"
-            )
+        _check_agreement(config, geometry, namespace)
         self.config, self.geometry, self.namespace = config, geometry, namespace
         self._clock = clock
         self._block = config.block_size
@@ -80,6 +90,7 @@ class CacheManager:
                 block_size=self._block,
                 max_nodes=max_nodes,
             )
+            self._device_slots = hello.capacity[Tier.DEVICE]
             self.adopted = self._adopt_inventory(hello.inventory_slots, hello.inventory_identities)
             stack.pop_all()
         self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes)
@@ -90,6 +101,7 @@ class CacheManager:
         self._matched: dict[str, Sequence] = {}
         self._next_request = SCRATCH + 1
         self._counts = Counts()
+        self._closed = False
 
     # ---- a request's life ----------------------------------------------------------------------------------------
 
@@ -107,6 +119,8 @@ class CacheManager:
         requests with equal ones. At least one token is always left to compute. Asking again before ``allocate_slots``
         replaces the answer; asking for a request that has slots is a ValueError.
         """
+        if self._closed:
+            raise ValueError(f"get_computed_blocks: request {request_id!r} came after close; accepted: nothing")
         ids = as_tokens(tokens)
         if not len(ids):
             raise ValueError(f"tokens: request {request_id!r} has none; accepted: one or more token ids")
@@ -149,6 +163,11 @@ class CacheManager:
         if num_tokens < 1:
             raise ValueError(f"num_tokens: {num_tokens} for request {request_id!r}; accepted: 1 or more")
         blocks = -(-num_tokens // self._block)
+        if blocks > self._device_slots:
+            raise ValueError(
+                f"num_tokens: {num_tokens} of request {request_id!r} need {blocks} device slots; there are "
+                f"{self._device_slots}"
+            )
         if sequence.state is State.MATCHED:
             return self._start(sequence, max(blocks, sequence.promised))
         held = len(sequence.table) if sequence.state is State.RUNNING else sequence.promised + len(sequence.private)
@@ -162,6 +181,17 @@ class CacheManager:
                 sequence.private = np.concatenate([sequence.private, more])
                 sequence.wanted = max(sequence.wanted, blocks)  # also where less arrives than was promised
         return self._table(sequence)
+
+    def num_computed_tokens(self, request_id: str) -> int:
+        """How many of the request's first tokens are in its slots: what is to be computed begins here.
+
+        This is what the loads really brought, which may be less than ``get_computed_blocks`` promised. ValueError
+        before the request is ready.
+        """
+        sequence = self._known(request_id)
+        if sequence.state is not State.RUNNING:
+            raise ValueError(f"request_id: {request_id!r} is {sequence.state.value}; only a ready request knows this")
+        return sequence.cached * self._block
 
     def ready(self, request_id: str) -> bool:
         """Whether the request has its slots and nothing of its prefix is still loading."""
@@ -413,9 +443,18 @@ class CacheManager:
             writes += f", disk {self.config.disk.write}; {self.adopted} pages adopted from disk"
         return "; ".join([self.plane.describe(), writes, *(f"WARNING {text}" for text in self.plane.warnings())])
 
-    def close(self) -> None:
-        """Stop the data plane and close the store. What is still queued is dropped: call :meth:`flush` before."""
-        self.plane.close()
+    def close(self, flush_seconds: float = 10.0) -> None:
+        """Let the stores that are under way arrive, for at most ``flush_seconds``, then close everything.
+
+        What has not arrived by then is dropped. The manager serves nothing afterwards. May be repeated.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.flush(flush_seconds)
+        finally:
+            self.plane.close()
 
     def __enter__(self) -> CacheManager:
         return self
@@ -427,13 +466,31 @@ class CacheManager:
 
     # ---- for tests and benchmarks ------------------------------------------------------------------------------------
 
-    def locate(self, tokens: Iterable[int] | npt.NDArray[np.integer]) -> dict[str, int]:
+    def locate(
+        self,
+        tokens: Iterable[int] | npt.NDArray[np.integer],
+        *,
+        salt: str | None = None,
+        adapter: bytes | None = None,
+    ) -> dict[str, int]:
         """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""
-        return self._lookup.locate(as_tokens(tokens))
+        return self._lookup.locate(self._lookup.space(salt, adapter), as_tokens(tokens))
 
-    def evict(self, tier: Tier, tokens: Iterable[int] | npt.NDArray[np.integer]) -> Slots:
-        """Drop the cached prefix's pages that nobody uses from ``tier``; returns the slots that are free by it."""
-        return self._lookup.evict(tier, as_tokens(tokens))
+    def evict(
+        self,
+        tier: Tier,
+        tokens: Iterable[int] | npt.NDArray[np.integer],
+        *,
+        salt: str | None = None,
+        adapter: bytes | None = None,
+    ) -> Slots:
+        """Drop the cached prefix's pages that nobody uses from ``tier``; returns the slots that are free by it.
+
+        A page on its way to a lower tier is in use: :meth:`flush` first to have it go.
+        """
+        if tier not in self._tiers:
+            raise ValueError(f"tier: {tier!r}; accepted: {', '.join(str(t) for t in self._tiers)}")
+        return self._lookup.evict(tier, self._lookup.space(salt, adapter), as_tokens(tokens))
 
     # ---- private -------------------------------------------------------------------------------------------------
 

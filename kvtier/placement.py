@@ -154,6 +154,7 @@ class Placement:
                 refused = np.full((len(path) - 1, reservation.count), PageStatus.SKIPPED, np.uint8)
                 self._catalog.settle(reservation.ticket, refused)
         if not accepted:
+            self.failures["refused"] += reservation.count
             return 0, 0
         self._under_way[reservation.ticket] = _UnderWay(path, moved)
         return reservation.ticket, reservation.count

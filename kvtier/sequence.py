@@ -45,10 +45,11 @@ class ComputedBlocks:
 
     request_id: str
     num_tokens: int
-    """Tokens found, a multiple of the block size and less than the prompt's length."""
+    """Tokens found and promised, a multiple of the block size and less than the prompt's length. What of them really
+    arrives is said by ``CacheManager.num_computed_tokens`` once the request is ready."""
     tokens_by_tier: dict[str, int]
     """How many of them come from each tier; the values sum to ``num_tokens``."""
-    _let_go: Callable[[str], None]
+    _let_go: Callable[[str], None] = field(repr=False)
 
     def __enter__(self) -> ComputedBlocks:
         return self

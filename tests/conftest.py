@@ -41,5 +41,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def namespace() -> Namespace:
     """One that is complete and of no model in particular."""
     return Namespace(
-        model="test", revision="1", dtype="float32", layout="test", attention="test", block_size=4, rope={}
+        model="test", revision="1", dtype="bfloat16", layout="test", attention="test", block_size=4, rope={}
     )

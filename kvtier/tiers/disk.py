@@ -78,17 +78,24 @@ class DiskStore:
             _check(name, value, 2**32 - 1, least=0)
         if io not in ("auto", "io_uring", "threads"):
             raise ValueError(f'disk io "{io}": "auto", "io_uring" or "threads" is possible')
-        native = _core.DiskStore(
-            os.fspath(path),
-            slots,
-            payload_bytes,
-            label_bytes,
-            geometry_tag,
-            rank=rank,
-            world=world,
-            direct=direct,
-            journal_entries=journal_entries,
-        )
+        try:
+            native = _core.DiskStore(
+                os.fspath(path),
+                slots,
+                payload_bytes,
+                label_bytes,
+                geometry_tag,
+                rank=rank,
+                world=world,
+                direct=direct,
+                journal_entries=journal_entries,
+            )
+        except MemoryError:
+            index = format_size(slots * INDEX_BYTES)
+            raise ValueError(
+                f"disk size: {slots} slots need {index} of memory to verify what is read; "
+                "use fewer slots (a smaller size)"
+            ) from None
         if io == "io_uring" and not native.io.uring:
             raise ValueError(f'disk io "io_uring": {native.io.why}; "auto" or "threads" would work')
         self._native: _core.DiskStore | None = native

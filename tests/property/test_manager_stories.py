@@ -23,6 +23,7 @@ class Geometry:
     """All that the control plane asks of a geometry."""
 
     block_size = BLOCK
+    dtype = "bfloat16"
 
 
 class Story:

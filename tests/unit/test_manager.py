@@ -528,3 +528,57 @@ def test_one_write_that_hangs_does_not_end_copying_ahead(rig, monkeypatch):
             break
     assert spills, "nothing goes to the disk any more, and nobody says so"
     assert not np.isin(spills[0].slots[1], hung.slots[1]).any()
+
+
+def test_says_what_really_arrived_where_less_did_than_was_promised(geometry, namespace):
+    rig = Rig(geometry, namespace, mover={"queue_pages": 4})  # so that the load of six pages is refused
+    rig.run("a", PROMPT[: 4 * BLOCK + 1])
+    rig.manager.flush()
+    rig.run("b", PROMPT)
+    rig.manager.flush()
+    rig.evict(Tier.DEVICE)
+    promised = rig.manager.get_computed_blocks("c", PROMPT).num_tokens
+    rig.manager.allocate_slots("c", len(PROMPT))
+    with pytest.raises(ValueError, match="only a ready request"):
+        rig.manager.num_computed_tokens("c")
+    while not rig.manager.ready("c"):
+        rig.manager.poll(1.0)
+    assert rig.manager.num_computed_tokens("c") < promised
+    assert rig.manager.stats().failures["refused"] > 0
+    rig.manager.close()
+
+
+def test_refuses_what_can_never_fit(geometry, namespace):
+    rig = Rig(geometry, namespace, device_slots=8)
+    rig.manager.get_computed_blocks("a", list(range(33)))
+    with pytest.raises(ValueError, match="need 9 device slots; there are 8"):
+        rig.manager.allocate_slots("a", 33)
+    rig.manager.close()
+
+
+def test_closing_lets_what_is_under_way_arrive(geometry, namespace, tmp_path):
+    for held in (0, 6):
+        rig = Rig(geometry, namespace, tmp_path)
+        assert rig.manager.adopted == held
+        rig.run("a", PROMPT)
+        rig.manager.close()
+        rig.manager.close()
+        with pytest.raises(ValueError, match="after close"):
+            rig.manager.get_computed_blocks("b", PROMPT)
+
+
+@pytest.mark.parametrize("change", [{"block_size": 8}, {"dtype": "float16"}], ids=["block_size", "dtype"])
+def test_refuses_a_namespace_that_says_something_else_than_the_geometry(geometry, namespace, change):
+    with pytest.raises(ValueError, match=rf"^{next(iter(change))}: .*must agree"):
+        Rig(geometry, namespace.with_(**change))
+
+
+def test_tiers_of_a_tenant_can_be_looked_at_and_emptied(rig):
+    rig.run("a", PROMPT, salt="tenant")
+    rig.manager.flush()
+    assert rig.manager.locate(PROMPT) == {}
+    assert rig.manager.locate(PROMPT, salt="tenant") == {"device": WHOLE}
+    assert len(rig.manager.evict(Tier.DEVICE, PROMPT, salt="tenant")) == 6
+    assert rig.manager.locate(PROMPT, salt="tenant") == {"host": WHOLE}
+    with pytest.raises(ValueError, match=r"^tier: "):
+        rig.manager.evict(Tier.REMOTE, PROMPT)
