@@ -37,6 +37,7 @@ class Story:
             config, Geometry(), namespace, None, plane=self.plane, max_nodes=400, clock=lambda: self.now
         )
         self.space = namespace.fingerprint
+        self.room = capacity[Tier.DEVICE] * BLOCK
         self.promised: dict[str, int] = {}
         self.computed: dict[str, int] = {}
         self.tokens: dict[str, list[int]] = {}
@@ -103,7 +104,9 @@ class Story:
     def grow(self):
         name = self.pick(State.LOADING)
         if name:
-            self.manager.allocate_slots(name, len(self.tokens[name]) + self.random.randint(0, 3 * BLOCK))
+            self.manager.allocate_slots(
+                name, min(self.room, len(self.tokens[name]) + self.random.randint(0, 3 * BLOCK))
+            )
 
     def poll(self):
         for loaded in self.manager.poll():
@@ -119,6 +122,9 @@ class Story:
             return
         have = self.computed[name]
         if have >= len(self.tokens[name]):
+            if have >= self.room:
+                self.free(name)
+                return
             new = [self.random.randint(0, 2)]
             self.tokens[name] += new
             self.manager.append_tokens(name, new)
@@ -146,8 +152,8 @@ class Story:
                 slots, residency = self.manager.catalog.state(sequence.nodes)
                 yield from slots[residency[:, Tier.DEVICE] != 0, Tier.DEVICE].tolist()
 
-    def free(self):
-        name = self.pick(*State)
+    def free(self, name=None):
+        name = name or self.pick(*State)
         if name:
             self.seen[f"freed {self.manager._sequences[name].state.value}"] += 1
             self.manager.free(name)
