@@ -206,12 +206,16 @@ void DiskStore::check_header(const disk::Header& header) const {
            " to start anew");
   }
   const disk::Header wanted = make_header();
+  // The cause before its consequences: with another geometry the sizes and the number of slots differ too.
+  if (std::memcmp(header.geometry_tag, wanted.geometry_tag, sizeof(wanted.geometry_tag)) != 0) {
+    refuse(table + ": geometry tag " + hex(header.geometry_tag, 8) + "... is stored, " + hex(wanted.geometry_tag, 8) +
+           "... is wanted (other layers, heads, dtype or layout)" + remedy);
+  }
   const struct {
     const char* name;
     std::uint64_t stored;
     std::uint64_t wanted;
   } fields[] = {
-      {"slots", header.slots, wanted.slots},
       {"payload_bytes", header.payload_bytes, wanted.payload_bytes},
       {"page_bytes", header.page_bytes, wanted.page_bytes},
       {"label_bytes", header.label_bytes, wanted.label_bytes},
@@ -219,15 +223,12 @@ void DiskStore::check_header(const disk::Header& header) const {
       {"rank", header.rank, wanted.rank},
       {"world", header.world, wanted.world},
       {"journal_entries", header.journal_entries, wanted.journal_entries},
+      {"slots", header.slots, wanted.slots},
   };
   for (const auto& field : fields) {
     if (field.stored == field.wanted) continue;
     refuse(table + ": " + field.name + " " + std::to_string(field.stored) + " is stored, " +
            std::to_string(field.wanted) + " is wanted" + remedy);
-  }
-  if (std::memcmp(header.geometry_tag, wanted.geometry_tag, sizeof(wanted.geometry_tag)) != 0) {
-    refuse(table + ": geometry tag " + hex(header.geometry_tag, 8) + "... is stored, " + hex(wanted.geometry_tag, 8) +
-           "... is wanted (other layers, heads, dtype or layout)" + remedy);
   }
 }
 

@@ -166,3 +166,22 @@ def test_doctor_refuses_memory_that_is_not_there(capsys: pytest.CaptureFixture[s
 def test_every_command_explains_itself() -> None:
     names = [command.name for command in (*app.app.registered_commands, *bench.app.registered_commands)]
     assert names == ["doctor", "ttft", "catalog", "copy", "disk"]
+
+
+@pytest.mark.parametrize(
+    ("room", "options"), [("catalog", {"pairs"}), ("copy", {"pairs"}), ("disk", {"path", "pairs"})], ids=str
+)
+def test_the_measured_rooms_take_what_the_command_line_gives(
+    monkeypatch: pytest.MonkeyPatch, room: str, options: set[str]
+) -> None:
+    given: dict[str, object] = {}
+    real = bench._measure
+
+    def measure(name: str, **chosen: object) -> Iterator[Figure]:
+        given.update(chosen)
+        return real(name, **chosen)  # makes the iterator, as the command does, and measures nothing
+
+    monkeypatch.setattr(bench, "_measure", measure)
+    monkeypatch.setattr(bench, "print_figures", lambda *_: None)
+    assert main.main(["bench", room]) == 0
+    assert set(given) == options

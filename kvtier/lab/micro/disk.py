@@ -205,7 +205,7 @@ class _Limit:
 
 
 def figures(
-    folder: Path | str | None = None,
+    path: Path | str | None = None,
     *,
     page_sizes: tuple[int, ...] = PAGE_SIZES,
     total: int = 256 << 20,
@@ -214,10 +214,10 @@ def figures(
 ) -> Iterator[Figure]:
     """Writing and reading pages, for each page size, in GB/s against what this disk gives; yields as it measures.
 
-    `folder` must be on a disk; None: the working directory. `make` builds what is measured.
+    `path` must be a directory on a disk; None: the working directory. `make` builds what is measured.
     """
     for page_bytes in page_sizes:
-        with make(Path(folder or "."), page_bytes, total) as bench:
+        with make(Path(path or "."), page_bytes, total) as bench:
             for direction in ("write", "read"):
                 limit = _Limit(bench, direction)
                 found = paired(lambda bench=bench, way=direction: bench.ours(way), limit, pairs)  # type: ignore[misc]
