@@ -30,6 +30,11 @@ def seed() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if any(isinstance(value, set | frozenset) for value in given.values()):
+            # Its name would differ from process to process, and two workers could not agree on what to run.
+            raise pytest.UsageError(f"{item.nodeid}: parametrized by a set; give a sorted list or tuple")
     if shutil.which("nvidia-smi") is None:
         skip = pytest.mark.skip(reason="needs an NVIDIA GPU")
         for item in items:
