@@ -78,6 +78,11 @@ class Match:
     slots: Slots  # in that tier
     filling: NDArray[np.uint64]  # the ticket that is filling a still faster tier, or 0
 
+    @classmethod
+    def nothing(cls) -> Match:
+        none = np.empty(0, np.uint32)
+        return cls(0, none, np.empty(0, np.uint8), none, np.empty(0, np.uint64))
+
 
 @dataclass(frozen=True, slots=True)
 class Reservation:

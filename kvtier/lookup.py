@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtier.catalog import Catalog, Residency, Tier
-from kvtier.placement import Placement
+from kvtier.catalog import Catalog, Match, Residency, Tier
 from kvtier.sequence import Sequence, Slots, TokenIds
 
 if TYPE_CHECKING:
@@ -25,12 +24,9 @@ SCRATCH = 1
 class Lookup:
     """The one way from names to nodes, so that no path can leave a salt or an adapter out."""
 
-    def __init__(
-        self, catalog: Catalog, plane: DataPlane, placement: Placement, namespace: Namespace, block_size: int
-    ) -> None:
+    def __init__(self, catalog: Catalog, plane: DataPlane, namespace: Namespace, block_size: int) -> None:
         self._catalog = catalog
         self._plane = plane
-        self._placement = placement
         self._namespace = namespace
         self._block = block_size
         self.space = lru_cache(maxsize=4096)(self._space)
@@ -50,19 +46,35 @@ class Lookup:
     def whole_blocks(self, tokens: TokenIds) -> TokenIds:
         return tokens[: len(tokens) // self._block * self._block]
 
-    def find(self, sequence: Sequence) -> int:
-        """Lease what the catalog has of the sequence's tokens, as far as it can be had now; returns blocks."""
+    def match(self, sequence: Sequence, limit: int | None = None) -> Match:
+        """Lease to the sequence the cached prefix of its tokens, of at most ``limit`` blocks, the last token never in
+        it: that one is always left to compute."""
         root = self.root(sequence.space)
         sequence.cacheable = root is not None
-        sequence.nodes, sequence.origin = np.empty(0, np.uint32), np.empty(0, np.uint8)
-        if root is not None:
-            labels = sequence.labels(0, (sequence.num_tokens - 1) // self._block, self._block)
-            match = self._catalog.match([root], labels, 0, sequence.request)
-            hit = self._placement.within_reach(match.tiers)
-            if hit < match.hit:  # a lease on what is not promised would end with the request only
-                match = self._catalog.match([root], labels, 0, sequence.request, limit=hit)
-            sequence.nodes, sequence.origin = match.nodes, match.tiers
-        return sequence.promised
+        if root is None:
+            return Match.nothing()
+        labels = sequence.labels(0, (sequence.num_tokens - 1) // self._block, self._block)
+        return self._catalog.match([root], labels, 0, sequence.request, limit)
+
+    def index(self, sequence: Sequence, last: int) -> Slots:
+        """Offer the catalog the sequence's blocks up to ``last``, computed and in its slots; returns the nodes whose
+        pages are new there."""
+        none = np.empty(0, np.uint32)
+        if last <= sequence.cached or not sequence.cacheable:
+            return none
+        # A root is not leased: ask for it again rather than keep its number.
+        parent = int(sequence.nodes[-1]) if len(sequence.nodes) else self.root(sequence.space)
+        if parent is None:
+            return none
+        first = sequence.cached
+        nodes = self._catalog.insert(parent, sequence.labels(first, last, self._block), sequence.request)
+        if not len(nodes):
+            return none
+        slots = sequence.table[first : first + len(nodes)]
+        adopted = self._catalog.adopt(Tier.DEVICE, nodes, slots, sequence.request)
+        sequence.cached += len(nodes)
+        sequence.nodes = np.concatenate([sequence.nodes, nodes])
+        return np.ascontiguousarray(nodes[adopted])
 
     def locate(self, space: bytes, tokens: TokenIds) -> dict[str, int]:
         """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""

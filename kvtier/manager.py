@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvtier.catalog import Catalog, Residency, Tier, TierSpec
+from kvtier.catalog import Catalog, Tier, TierSpec
+from kvtier.loading import Loader
 from kvtier.lookup import SCRATCH, Lookup
 from kvtier.messages import DataPlane
+from kvtier.namespace import check_agreement
 from kvtier.placement import Placement
 from kvtier.prefetch import Prefetched, Prefetcher
 from kvtier.sequence import ComputedBlocks, Loaded, Sequence, Slots, State, as_tokens
@@ -36,20 +38,6 @@ if TYPE_CHECKING:
     from kvtier.tiers.device import DevicePool
 
 __all__ = ["CacheManager"]
-
-
-def _check_agreement(config: CacheConfig, geometry: KVGeometry, namespace: Namespace) -> None:
-    """What is said in several places must be said equally: a page under a wrong name is a wrong answer."""
-    sizes = {config.block_size, geometry.block_size, namespace.block_size}
-    if len(sizes) > 1:
-        raise ValueError(
-            f"block_size: {config.block_size} in the configuration, {geometry.block_size} in the geometry, "
-            f"{namespace.block_size} in the namespace; they must agree"
-        )
-    if geometry.dtype != namespace.dtype:
-        raise ValueError(
-            f"dtype: {geometry.dtype} in the geometry, {namespace.dtype} in the namespace; they must agree"
-        )
 
 
 class CacheManager:
@@ -71,7 +59,7 @@ class CacheManager:
         max_nodes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _check_agreement(config, geometry, namespace)
+        check_agreement(config, geometry, namespace)
         self.config, self.geometry, self.namespace = config, geometry, namespace
         self._clock = clock
         self._block = config.block_size
@@ -91,16 +79,15 @@ class CacheManager:
                 max_nodes=max_nodes,
             )
             self._device_slots = hello.capacity[Tier.DEVICE]
-            self.adopted = self._adopt_inventory(hello.inventory_slots, hello.inventory_identities)
+            self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes)
+            self.adopted = self.placement.adopt(hello)
             stack.pop_all()
-        self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes)
-        self._lookup = Lookup(self.catalog, plane, self.placement, namespace, self._block)
+        self._counts = Counts()
+        self._lookup = Lookup(self.catalog, plane, namespace, self._block)
+        self._loader = Loader(config, self.catalog, self.placement, self._lookup, self._counts, clock)
         self._prefetcher = Prefetcher(self.catalog, self.placement, SCRATCH)
         self._sequences: dict[str, Sequence] = {}
-        self._loading: dict[str, Sequence] = {}
-        self._matched: dict[str, Sequence] = {}
         self._next_request = SCRATCH + 1
-        self._counts = Counts()
         self._closed = False
 
     # ---- a request's life ----------------------------------------------------------------------------------------
@@ -140,13 +127,8 @@ class CacheManager:
         return self._match(sequence)
 
     def _match(self, sequence: Sequence) -> ComputedBlocks:
-        """Put ``sequence`` into state MATCHED, holding what the catalog has of its tokens."""
-        hit = self._lookup.find(sequence)
-        sequence.state = State.MATCHED
-        sequence.broken = sequence.failed = False
-        sequence.table = sequence.private = np.empty(0, np.uint32)
-        sequence.expires = self._clock() + self.config.lease_seconds
-        self._sequences[sequence.request_id] = self._matched[sequence.request_id] = sequence
+        hit = self._loader.promise(sequence)
+        self._sequences[sequence.request_id] = sequence
         found = sequence.tokens_by_tier(hit, self._block)
         return ComputedBlocks(sequence.request_id, hit * self._block, found, self._let_go)
 
@@ -168,19 +150,7 @@ class CacheManager:
                 f"num_tokens: {num_tokens} of request {request_id!r} need {blocks} device slots; there are "
                 f"{self._device_slots}"
             )
-        if sequence.state is State.MATCHED:
-            return self._start(sequence, max(blocks, sequence.promised))
-        held = len(sequence.table) if sequence.state is State.RUNNING else sequence.promised + len(sequence.private)
-        if blocks > held:
-            more = self.catalog.take(Tier.DEVICE, blocks - held, sequence.request)
-            if len(more) < blocks - held:
-                return None
-            if sequence.state is State.RUNNING:
-                sequence.table = np.concatenate([sequence.table, more])
-            else:
-                sequence.private = np.concatenate([sequence.private, more])
-                sequence.wanted = max(sequence.wanted, blocks)  # also where less arrives than was promised
-        return self._table(sequence)
+        return self._loader.table(sequence) if self._loader.allocate(sequence, blocks) else None
 
     def num_computed_tokens(self, request_id: str) -> int:
         """How many of the request's first tokens are in its slots: what is to be computed begins here.
@@ -199,7 +169,7 @@ class CacheManager:
 
     def block_table(self, request_id: str) -> Slots:
         """Device slots of the request's blocks in order, uint32 [blocks]. Not final while the request loads."""
-        return self._table(self._known(request_id))
+        return self._loader.table(self._known(request_id))
 
     def append_tokens(self, request_id: str, tokens: Iterable[int] | npt.NDArray[np.integer]) -> None:
         """Tell the tokens that were generated; their blocks can be cached once computed."""
@@ -222,42 +192,18 @@ class CacheManager:
                 f"num_computed_tokens: {num_computed_tokens} for request {request_id!r}; "
                 f"its tokens and slots cover {covered}"
             )
-        last = num_computed_tokens // self._block
-        if last <= sequence.cached or not sequence.cacheable:
-            return
-        labels = sequence.labels(sequence.cached, last, self._block)
-        # A root is not leased: ask for it again rather than keep its number.
-        parent = int(sequence.nodes[-1]) if len(sequence.nodes) else self._lookup.root(sequence.space)
-        if parent is None:
-            return
-        nodes = self.catalog.insert(parent, labels, sequence.request)
-        if not len(nodes):
-            return
-        adopted = self.catalog.adopt(
-            Tier.DEVICE, nodes, sequence.table[sequence.cached : sequence.cached + len(nodes)], sequence.request
-        )
-        sequence.cached += len(nodes)
-        sequence.nodes = np.concatenate([sequence.nodes, nodes])
-        self.placement.on_computed(np.ascontiguousarray(nodes[adopted]))
+        self.placement.on_computed(self._lookup.index(sequence, num_computed_tokens // self._block))
 
     def free(self, request_id: str) -> None:
         """End the request, in whatever state it is. What it computed stays cached; an unknown id is no error."""
         sequence = self._sequences.pop(request_id, None)
-        if sequence is None:
-            return
-        self._release(sequence)
+        if sequence is not None:
+            self._loader.withdraw(sequence)
 
     def _let_go(self, request_id: str) -> None:
         """The end of a ``with`` over ComputedBlocks: free the request if it was given no slots."""
-        if request_id in self._matched:
+        if self._loader.waits_for_slots(request_id):
             self.free(request_id)
-
-    def _release(self, sequence: Sequence) -> None:
-        self._loading.pop(sequence.request_id, None)
-        self._matched.pop(sequence.request_id, None)
-        self.placement.cancel(sequence.tickets)
-        sequence.tickets.clear()
-        self.catalog.release(sequence.request)
 
     def preempt(self, request_id: str) -> None:
         """Take a request off the device. Its full blocks go down if they have not yet; ``resume`` brings them back.
@@ -269,7 +215,7 @@ class CacheManager:
             return
         if sequence.state is State.RUNNING and sequence.cacheable:
             self.placement.swap_out(sequence.nodes)
-        self._release(sequence)
+        self._loader.withdraw(sequence)
         sequence.state = State.PREEMPTED
         sequence.table = sequence.private = sequence.nodes = np.empty(0, np.uint32)
 
@@ -282,53 +228,6 @@ class CacheManager:
             )
         return self._match(sequence)
 
-    # ---- loading -------------------------------------------------------------------------------------------------
-
-    def _start(self, sequence: Sequence, blocks: int) -> Slots | None:
-        """First allocation: private slots for what is to be computed, reserved ones for what is to be loaded."""
-        device = self.catalog.state(sequence.nodes)[1][:, Tier.DEVICE]
-        fresh = blocks - sequence.promised
-        usage = self.catalog.usage(Tier.DEVICE)
-        if fresh + int((device == Residency.ABSENT).sum()) > usage.free + self.catalog.evictable(Tier.DEVICE):
-            return None
-        private = self.catalog.take(Tier.DEVICE, fresh, sequence.request)
-        if len(private) < fresh:
-            return None
-        # Room for these may have cost a page of its own that came to the device after the match, and is not held there.
-        device = self.catalog.state(sequence.nodes)[1][:, Tier.DEVICE]
-        self._matched.pop(sequence.request_id)
-        sequence.private, sequence.wanted, sequence.state = private, blocks, State.LOADING
-        sequence.deadline = self._clock() + self.config.load_timeout_seconds
-        if not sequence.broken and bool((device == Residency.READY).all()):
-            self._finish(sequence)
-        else:
-            # Even when nothing can be brought the engine hears of it by poll: it must not trust the promise.
-            self._loading[sequence.request_id] = sequence
-            self._bring(sequence, start=True)
-        return self._table(sequence)
-
-    def _bring(self, sequence: Sequence, *, start: bool) -> None:
-        brought = self.placement.bring(sequence.nodes, sequence.request, sequence.deadline, start=start)
-        sequence.nodes = sequence.nodes[: brought.blocks]
-        sequence.tickets.update(brought.tickets)
-        sequence.waits = brought.waits
-
-    def _finish(self, sequence: Sequence) -> None:
-        """All that will come is there: hold it on the device, let go of the rest, and make the table."""
-        blocks = min(self.catalog.narrow(sequence.request, Tier.DEVICE), sequence.promised)
-        sequence.nodes = sequence.nodes[:blocks]
-        short = sequence.wanted - blocks - len(sequence.private)
-        if short > 0:
-            more = self.catalog.take(Tier.DEVICE, short, sequence.request)
-            sequence.private = np.concatenate([sequence.private, more])
-        shared = self.catalog.state(sequence.nodes)[0][:, Tier.DEVICE]
-        sequence.table = np.concatenate([shared, sequence.private])
-        sequence.private = np.empty(0, np.uint32)
-        sequence.cached = blocks
-        sequence.state = State.RUNNING
-        self._counts.tokens_found.update(sequence.tokens_by_tier(blocks, self._block))
-        self.placement.on_hit(sequence.nodes)
-
     def poll(self, timeout: float = 0.0) -> list[Loaded]:
         """Take note of what the data plane finished; returns the requests whose loads have ended since the last call.
 
@@ -336,40 +235,10 @@ class CacheManager:
         table is shorter by as much: call ``allocate_slots`` again before computing past it.
         """
         if timeout > 0:
-            self.plane.wait(self._patience(timeout))
-        ended = self.placement.settle(self.plane.poll())
-        now = self._clock()
-        loaded: list[Loaded] = []
-        for sequence in list(self._loading.values()):
-            # A load that failed is not tried again for this request: what has come has come.
-            sequence.failed |= not all(ended[ticket] for ticket in sequence.tickets & ended.keys())
-            sequence.tickets -= ended.keys()
-            if now >= sequence.deadline:  # whether or not the data plane says so
-                self.placement.abandon(sequence.tickets)
-                sequence.tickets.clear()
-            late = sequence.failed or now >= sequence.deadline
-            if sequence.tickets or (sequence.waits and not ended and not late):
-                continue
-            self._bring(sequence, start=not late)
-            if sequence.tickets or sequence.waits:
-                continue
-            del self._loading[sequence.request_id]
-            self._finish(sequence)
-            found = sequence.tokens_by_tier(sequence.promised, self._block)
-            loaded.append(Loaded(sequence.request_id, sequence.promised * self._block, found))
-        for sequence in [s for s in self._matched.values() if s.expires <= now and s.promised]:
-            self._counts.expired += 1
-            self.catalog.release(sequence.request)
-            sequence.forfeit()
+            self.plane.wait(self._loader.patience(timeout))
+        loaded = self._loader.advance(self.placement.settle(self.plane.poll()))
         self.placement.maintain()
         return loaded
-
-    def _patience(self, most: float) -> float:
-        """How long to wait for news: past no load's deadline, and not at all while a request waits for nothing."""
-        now = self._clock()
-        for sequence in self._loading.values():
-            most = min(most, sequence.deadline - now if sequence.tickets or sequence.waits else 0.0)
-        return max(most, 0.0)
 
     # ---- hints, invalidation, the rest ---------------------------------------------------------------------------
 
@@ -412,14 +281,9 @@ class CacheManager:
     def _forget(self, space: bytes | None, generation: int) -> int:
         dropped = self.catalog.invalidate(space, generation)
         for sequence in self._sequences.values():
-            if space is not None and sequence.space != space:
-                continue
-            sequence.cacheable = False
-            if sequence.state in (State.MATCHED, State.LOADING):
-                self.placement.cancel(sequence.tickets)
-                sequence.forfeit()
-            if sequence.state is State.MATCHED:  # it may never come back for its slots
-                self.catalog.release(sequence.request)
+            if space is None or sequence.space == space:
+                sequence.cacheable = False
+                self._loader.revoke(sequence)
         return dropped
 
     def flush(self, timeout: float = 60.0) -> bool:
@@ -499,16 +363,3 @@ class CacheManager:
         if sequence is None:
             raise ValueError(f"request_id: {request_id!r} is not known; call get_computed_blocks first")
         return sequence
-
-    def _table(self, sequence: Sequence) -> Slots:
-        if sequence.state is State.RUNNING:
-            return sequence.table
-        return np.concatenate([self.catalog.state(sequence.nodes)[0][:, Tier.DEVICE], sequence.private])
-
-    def _adopt_inventory(self, slots: npt.NDArray[np.uint32], identities: npt.NDArray[np.uint8]) -> int:
-        """Rebuild the trie from what the disk holds, clearing what cannot be reached any more; returns pages adopted"""
-        if not len(slots):
-            return 0
-        adopted = self.catalog.restore(Tier.DISK, slots, identities)
-        self.plane.forget(np.ascontiguousarray(slots[~adopted]))
-        return int(adopted.sum())

@@ -7,6 +7,8 @@ The fingerprint is SHA-256 over a versioned encoding in which every value carrie
 imitate another, and None, "", 0, False and an empty list are five different things.
 """
 
+from __future__ import annotations
+
 import hashlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from kvtier.config import CacheConfig
+    from kvtier.geometry import KVGeometry
 
 Value = None | bool | int | float | str | bytes | Sequence["Value"] | Mapping[str, "Value"]
 
@@ -134,7 +140,7 @@ class Namespace:
         parts += [encode(item.name) + encode(getattr(self, item.name)) for item in fields(self)]
         return hashlib.sha256(b"".join(parts)).digest()
 
-    def with_(self, **changes: Any) -> "Namespace":
+    def with_(self, **changes: Any) -> Namespace:
         """The same namespace with some fields changed: `with_(salt="tenant-7", adapter=digest)`."""
         return replace(self, **changes)
 
@@ -241,3 +247,17 @@ def _tensor_bytes(tensor: Any) -> bytes:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         return bytes(flat.view(sys.modules["torch"].uint8).numpy())
     return np.ascontiguousarray(tensor).tobytes()
+
+
+def check_agreement(config: CacheConfig, geometry: KVGeometry, namespace: Namespace) -> None:
+    """What is said in several places must be said equally: a page under a wrong name is a wrong answer."""
+    sizes = {config.block_size, geometry.block_size, namespace.block_size}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"block_size: {config.block_size} in the configuration, {geometry.block_size} in the geometry, "
+            f"{namespace.block_size} in the namespace; they must agree"
+        )
+    if geometry.dtype != namespace.dtype:
+        raise ValueError(
+            f"dtype: {geometry.dtype} in the geometry, {namespace.dtype} in the namespace; they must agree"
+        )

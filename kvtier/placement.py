@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier.catalog import Catalog, PageStatus, Residency, Tier
-from kvtier.messages import Completion, DataPlane, Priority, Transfer
+from kvtier.messages import Completion, DataPlane, Hello, Priority, Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -78,6 +78,14 @@ class Placement:
         self.bytes_moved: Counter[str] = Counter()
         self.stores_dropped = 0
         self.disk_offline = False
+
+    def adopt(self, hello: Hello) -> int:
+        """Take over what the disk holds already, and have it clear what cannot be reached any more; returns pages."""
+        if not len(hello.inventory_slots):
+            return 0
+        adopted = self._catalog.restore(Tier.DISK, hello.inventory_slots, hello.inventory_identities)
+        self._plane.forget(np.ascontiguousarray(hello.inventory_slots[~adopted]))
+        return int(adopted.sum())
 
     # ---- issuing -------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ LINES: list[list[str]] = [
     ["cli"],
     ["lab", "connectors"],
     ["manager"],
+    ["loading"],
     ["plane", "prefetch", "stats", "lookup"],
     ["placement", "sequence"],
     ["catalog", "costmodel", "mover"],

@@ -1,0 +1,203 @@
+"""Loading: from what a match promises a request to what it has on the device; MATCHED through LOADING to RUNNING.
+
+Here is decided how long a prefix a request gets from the tiers, what is ordered to bring it, how long that may take,
+and what of it counts in the end. The manager drives it, from the engine's one thread:
+
+    promise → allocate → advance after each batch of completions … → (RUNNING) → allocate to grow
+
+``revoke`` takes a promise back, ``withdraw`` ends the whole in any state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtier.catalog import Catalog, Residency, Tier
+from kvtier.sequence import Loaded, Sequence, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kvtier.config import CacheConfig
+    from kvtier.lookup import Lookup
+    from kvtier.placement import Placement
+    from kvtier.sequence import Slots
+    from kvtier.stats import Counts
+
+__all__ = ["Loader"]
+
+
+class Loader:
+    """Makes promises and sees to it that they are kept, cut short or taken back. ``clock`` is in monotonic seconds."""
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        catalog: Catalog,
+        placement: Placement,
+        lookup: Lookup,
+        counts: Counts,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._block = config.block_size
+        self._catalog = catalog
+        self._placement = placement
+        self._lookup = lookup
+        self._counts = counts
+        self._clock = clock
+        self._matched: dict[str, Sequence] = {}
+        self._loading: dict[str, Sequence] = {}
+
+    # ---- the promise ---------------------------------------------------------------------------------------------
+
+    def promise(self, sequence: Sequence) -> int:
+        """Put ``sequence`` into state MATCHED, holding what it shall get of its prefix; returns blocks."""
+        match = self._lookup.match(sequence)
+        hit = self._to_load(match.tiers)
+        if hit < match.hit:  # a lease on what is not promised would end with the request only
+            match = self._lookup.match(sequence, limit=hit)
+        sequence.nodes, sequence.origin = match.nodes, match.tiers
+        sequence.table = sequence.private = np.empty(0, np.uint32)
+        sequence.state = State.MATCHED
+        sequence.broken = sequence.failed = False
+        sequence.expires = self._clock() + self._config.lease_seconds
+        self._matched[sequence.request_id] = sequence
+        return sequence.promised
+
+    def _to_load(self, tiers: npt.NDArray[np.uint8]) -> int:
+        """Of a prefix whose blocks were found in ``tiers``, the blocks to load; what follows is to be computed."""
+        return self._placement.within_reach(tiers)
+
+    def waits_for_slots(self, request_id: str) -> bool:
+        """Whether the request was promised something and has not been given slots."""
+        return request_id in self._matched
+
+    def revoke(self, sequence: Sequence) -> None:
+        """Nothing promised and not arrived may be read any more; of a request that loads, ``advance`` reports it."""
+        if sequence.state not in (State.MATCHED, State.LOADING):
+            return
+        self._placement.cancel(sequence.tickets)
+        sequence.forfeit()
+        if sequence.state is State.MATCHED:  # it may never come back for its slots
+            self._catalog.release(sequence.request)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """The request leaves the device or ends: let go of all that it holds, and stop what can be stopped."""
+        self._matched.pop(sequence.request_id, None)
+        self._loading.pop(sequence.request_id, None)
+        self._placement.cancel(sequence.tickets)
+        sequence.tickets.clear()
+        self._catalog.release(sequence.request)
+
+    # ---- its way to the device -----------------------------------------------------------------------------------
+
+    def allocate(self, sequence: Sequence, blocks: int) -> bool:
+        """Device slots for ``blocks`` blocks in all; False, and nothing has changed, when there is no room now."""
+        if sequence.state is State.MATCHED:
+            return self._start(sequence, max(blocks, sequence.promised))
+        return self._grow(sequence, blocks)
+
+    def table(self, sequence: Sequence) -> Slots:
+        """The block table, uint32 [blocks]: shared slots, then private ones. Not final before RUNNING."""
+        if sequence.state is State.RUNNING:
+            return sequence.table
+        return np.concatenate([self._catalog.state(sequence.nodes)[0][:, Tier.DEVICE], sequence.private])
+
+    def _start(self, sequence: Sequence, blocks: int) -> bool:
+        """First allocation: private slots for what is to be computed, reserved ones for what is to be loaded."""
+        device = self._catalog.state(sequence.nodes)[1][:, Tier.DEVICE]
+        fresh = blocks - sequence.promised
+        usage = self._catalog.usage(Tier.DEVICE)
+        if fresh + int((device == Residency.ABSENT).sum()) > usage.free + self._catalog.evictable(Tier.DEVICE):
+            return False
+        private = self._catalog.take(Tier.DEVICE, fresh, sequence.request)
+        if len(private) < fresh:
+            return False
+        # Room for these may have cost a page of its own that came to the device after the match, and is not held there.
+        device = self._catalog.state(sequence.nodes)[1][:, Tier.DEVICE]
+        self._matched.pop(sequence.request_id)
+        sequence.private, sequence.wanted, sequence.state = private, blocks, State.LOADING
+        sequence.deadline = self._clock() + self._config.load_timeout_seconds
+        if not sequence.broken and bool((device == Residency.READY).all()):
+            self._finish(sequence)
+        else:
+            # Even when nothing can be brought the engine hears of it by poll: it must not trust the promise.
+            self._loading[sequence.request_id] = sequence
+            self._bring(sequence, start=True)
+        return True
+
+    def _grow(self, sequence: Sequence, blocks: int) -> bool:
+        """Further private slots behind those that the request has."""
+        held = len(sequence.table) if sequence.state is State.RUNNING else sequence.promised + len(sequence.private)
+        if blocks <= held:
+            return True
+        more = self._catalog.take(Tier.DEVICE, blocks - held, sequence.request)
+        if len(more) < blocks - held:
+            return False
+        if sequence.state is State.RUNNING:
+            sequence.table = np.concatenate([sequence.table, more])
+        else:
+            sequence.private = np.concatenate([sequence.private, more])
+            sequence.wanted = max(sequence.wanted, blocks)  # also where less arrives than was promised
+        return True
+
+    def advance(self, ended: Mapping[int, bool]) -> list[Loaded]:
+        """Go on after transfers ``ended`` (by ticket: whether all went well); returns the requests now RUNNING."""
+        now = self._clock()
+        steps = [self._step(sequence, ended, now) for sequence in list(self._loading.values())]
+        for sequence in [s for s in self._matched.values() if s.expires <= now and s.promised]:
+            self._counts.expired += 1
+            self.revoke(sequence)
+        return [loaded for loaded in steps if loaded is not None]
+
+    def patience(self, most: float) -> float:
+        """How long to wait for news: past no load's deadline, and not at all while a request waits for nothing."""
+        now = self._clock()
+        for sequence in self._loading.values():
+            most = min(most, sequence.deadline - now if sequence.tickets or sequence.waits else 0.0)
+        return max(most, 0.0)
+
+    def _step(self, sequence: Sequence, ended: Mapping[int, bool], now: float) -> Loaded | None:
+        """Note what has ended of one request's loads and order what can follow; None while more will come."""
+        # A load that failed is not tried again for this request: what has come has come.
+        sequence.failed |= not all(ended[ticket] for ticket in sequence.tickets & ended.keys())
+        sequence.tickets -= ended.keys()
+        if now >= sequence.deadline:  # whether or not the data plane says so
+            self._placement.abandon(sequence.tickets)
+            sequence.tickets.clear()
+        late = sequence.failed or now >= sequence.deadline
+        if sequence.tickets or (sequence.waits and not ended and not late):
+            return None
+        self._bring(sequence, start=not late)
+        if sequence.tickets or sequence.waits:
+            return None
+        del self._loading[sequence.request_id]
+        self._finish(sequence)
+        found = sequence.tokens_by_tier(sequence.promised, self._block)
+        return Loaded(sequence.request_id, sequence.promised * self._block, found)
+
+    def _bring(self, sequence: Sequence, *, start: bool) -> None:
+        brought = self._placement.bring(sequence.nodes, sequence.request, sequence.deadline, start=start)
+        sequence.nodes = sequence.nodes[: brought.blocks]
+        sequence.tickets.update(brought.tickets)
+        sequence.waits = brought.waits
+
+    def _finish(self, sequence: Sequence) -> None:
+        """All that will come is there: hold it on the device, let go of the rest, and make the table."""
+        blocks = min(self._catalog.narrow(sequence.request, Tier.DEVICE), sequence.promised)
+        sequence.nodes = sequence.nodes[:blocks]
+        short = sequence.wanted - blocks - len(sequence.private)
+        if short > 0:
+            more = self._catalog.take(Tier.DEVICE, short, sequence.request)
+            sequence.private = np.concatenate([sequence.private, more])
+        shared = self._catalog.state(sequence.nodes)[0][:, Tier.DEVICE]
+        sequence.table = np.concatenate([shared, sequence.private])
+        sequence.private = np.empty(0, np.uint32)
+        sequence.cached = blocks
+        sequence.state = State.RUNNING
+        self._counts.tokens_found.update(sequence.tokens_by_tier(blocks, self._block))
+        self._placement.on_hit(sequence.nodes)
