@@ -55,6 +55,10 @@ class HopReport(NamedTuple):
     """From its first page being ready for this hop to that page being taken."""
     busy_s: float
     """During which at least one of its pages was being moved."""
+    started_s: float = 0.0
+    """When its first page was taken; 0: none was. On ``time.monotonic()``'s clock, as the next."""
+    ended_s: float = 0.0
+    """When the last of its pages that were taken came back."""
 
 
 class Completion(NamedTuple):
@@ -91,6 +95,9 @@ class DataPlane(Protocol):
         """Queue a transfer; False when the queue is full, and then nothing of it will run."""
 
     def cancel(self, ticket: int) -> None: ...
+
+    def promote(self, ticket: int, priority: Priority, deadline: float) -> None:
+        """Serve a transfer at least as urgently as this from now on; one that has ended is no error."""
 
     def poll(self) -> Sequence[Completion]: ...
 

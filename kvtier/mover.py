@@ -42,7 +42,9 @@ _kept: list[_core.Mover] = []  # of movers with an I/O that never returned and m
 
 
 def _completion(native: _core.Completion) -> Completion:
-    hops = tuple(HopReport(hop.lane, hop.bytes, hop.queue_s, hop.busy_s) for hop in native.hops)
+    hops = tuple(
+        HopReport(hop.lane, hop.bytes, hop.queue_s, hop.busy_s, hop.started_s, hop.ended_s) for hop in native.hops
+    )
     return Completion(native.ticket, native.final, native.status, hops, native.submitted_s, native.finished_s)
 
 
@@ -52,7 +54,8 @@ class Mover:
     ``bytes_in_flight`` and ``queue_pages`` bound each lane. ``verify``: the checksum of every page read from disk is
     compared before the page counts as there; ``verify_host``: that of host pages too. Pages side by side in both tiers
     share an I/O of up to ``op_bytes``. An I/O older than ``io_limit_s`` ends its transfer as overdue; ``close_limit_s``
-    is how long :meth:`close` waits for what is under way. ``faults`` spoils chosen I/O, for tests.
+    is how long :meth:`close` waits for what is under way. ``faults`` spoils chosen I/O, and ``throttle`` makes the disk
+    as slow as it says, for tests and benchmarks.
 
     Methods may be called from any thread; none blocks but ``wait`` and ``close``.
     """
@@ -73,6 +76,7 @@ class Mover:
         close_limit_s: float = 2.0,
         op_bytes: int = 1 << 20,
         faults: _core.FaultPlan | None = None,
+        throttle: _core.Throttle | None = None,
     ) -> None:
         self._native = _core.Mover(
             device.native if device is not None else None,
@@ -88,6 +92,7 @@ class Mover:
             close_limit_s=close_limit_s,
             op_bytes=op_bytes,
             faults=faults,
+            throttle=throttle,
         )
         self._pools = (device, host, disk)  # kept alive with what the native side points into
         self._lock = threading.Lock()  # of what follows; held for a few operations, never while waiting
@@ -98,7 +103,12 @@ class Mover:
 
     @classmethod
     def open(
-        cls, config: CacheConfig, device: DevicePool | None, host: HostArena | None, disk: DiskStore | None
+        cls,
+        config: CacheConfig,
+        device: DevicePool | None,
+        host: HostArena | None,
+        disk: DiskStore | None,
+        throttle: _core.Throttle | None = None,
     ) -> Self:
         """A mover as ``config`` describes it."""
         return cls(
@@ -111,6 +121,7 @@ class Mover:
             queue_pages=config.mover.queue_pages,
             verify_host=config.mover.verify_host,
             verify=config.mover.verify,
+            throttle=throttle,
         )
 
     # ---- transfers ---------------------------------------------------------------------------------------------------
@@ -129,6 +140,11 @@ class Mover:
     def cancel(self, ticket: int) -> bool:
         """Start no further hop of it; False when there is nothing left to cancel. May be repeated."""
         return self._native.cancel(ticket)
+
+    def promote(self, ticket: int, priority: Priority, deadline: float) -> bool:
+        """Serve it at least as urgently as ``priority``, and with another deadline, from now on; False when there is
+        nothing left to serve."""
+        return self._native.promote(ticket, int(priority), deadline)
 
     def poll(self) -> list[Completion]:
         """What was reported since the last poll. Never blocks, so it may leave something for the next one."""

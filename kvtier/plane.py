@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvtier import budget
 from kvtier._core import Tier
 from kvtier.catalog import memory_bound
-from kvtier.messages import Completion, Hello, Transfer
+from kvtier.messages import Completion, Hello, Priority, Transfer
 from kvtier.mover import Mover
 from kvtier.tiers.disk import INDEX_BYTES, DiskStore
 from kvtier.tiers.host import HostArena
@@ -19,6 +19,7 @@ from kvtier.tiers.host import HostArena
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvtier._core import Throttle
     from kvtier.config import CacheConfig
     from kvtier.geometry import KVGeometry
     from kvtier.tiers.device import DevicePool
@@ -30,10 +31,17 @@ class LocalDataPlane:
     """The data plane of this process, sized by ``config``; see :class:`kvtier.messages.DataPlane` for its calls.
 
     Raises :class:`kvtier.config.ConfigError`, ValueError or OSError for sizes and paths that cannot be served; whatever
-    was opened by then is closed again.
+    was opened by then is closed again. ``throttle`` makes the disk as slow as it says, for tests and benchmarks.
     """
 
-    def __init__(self, config: CacheConfig, geometry: KVGeometry, device: DevicePool | None) -> None:
+    def __init__(
+        self,
+        config: CacheConfig,
+        geometry: KVGeometry,
+        device: DevicePool | None,
+        *,
+        throttle: Throttle | None = None,
+    ) -> None:
         payload = geometry.payload_bytes
         slots = budget.slots_in("host.size", config.host.size, payload)
         self._generations: dict[bytes, int] = {}
@@ -47,7 +55,7 @@ class LocalDataPlane:
             note = budget.check_memory(self.memory)
             self._notes = [note] if note else []
             self.host = HostArena(slots, geometry)
-            self.mover = Mover.open(config, self.device, self.host, self.disk)
+            self.mover = Mover.open(config, self.device, self.host, self.disk, throttle)
             stack.pop_all()
 
     def _bound(self, config: CacheConfig, geometry: KVGeometry, host_slots: int) -> budget.MemoryBound:
@@ -75,6 +83,9 @@ class LocalDataPlane:
 
     def cancel(self, ticket: int) -> None:
         self.mover.cancel(ticket)
+
+    def promote(self, ticket: int, priority: Priority, deadline: float) -> None:
+        self.mover.promote(ticket, priority, deadline)
 
     def poll(self) -> Sequence[Completion]:
         return self.mover.poll()

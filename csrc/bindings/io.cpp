@@ -18,6 +18,7 @@
 #include "io/files.hpp"
 #include "io/probe.hpp"
 #include "io/raw_loop.hpp"
+#include "io/throttled_engine.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -236,6 +237,12 @@ void bind_faults(nb::module_& m) {
       .def("release", &FaultPlan::release)
       .def_prop_ro("operations", &FaultPlan::operations)
       .def_prop_ro("fired", &FaultPlan::fired);
+
+  nb::class_<Throttle>(m, "Throttle", "The drive that a mover's disk pretends to be, for benchmarks and tests.")
+      .def(nb::init<>())
+      .def("set", &Throttle::set, "bytes_per_s"_a, "latency_s"_a = 0.0, "0 bytes per second: no limit. From now on.")
+      .def_prop_ro("bytes_per_s", &Throttle::bytes_per_s)
+      .def_prop_ro("latency_s", &Throttle::latency_s);
 
   nb::enum_<files::Fault>(m, "FileFault", "What happens at the n-th file operation of a disk store, for tests.")
       .value("ERROR", files::Fault::kError)

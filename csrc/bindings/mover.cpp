@@ -10,6 +10,7 @@
 
 #include "bindings/bindings.hpp"
 #include "io/faulty_engine.hpp"
+#include "io/throttled_engine.hpp"
 
 namespace nb = nanobind;
 
@@ -35,7 +36,7 @@ IoPath io_path(const std::string& io) {
 void construct(Mover* self, const DevicePool* device, HostArena* host, DiskStore* disk, const std::string& io,
                unsigned copy_threads, std::size_t bytes_in_flight, std::uint32_t queue_pages, bool verify_host,
                bool verify, unsigned io_threads, double io_limit_s, double close_limit_s, std::size_t op_bytes,
-               std::shared_ptr<FaultPlan> faults) {
+               std::shared_ptr<FaultPlan> faults, std::shared_ptr<Throttle> throttle) {
   MoverOptions options;
   options.copy_threads = copy_threads;
   options.bytes_in_flight = bytes_in_flight;
@@ -45,10 +46,13 @@ void construct(Mover* self, const DevicePool* device, HostArena* host, DiskStore
   options.io_limit = seconds(io_limit_s);
   options.close_limit = seconds(close_limit_s);
   options.op_bytes = op_bytes;
-  options.make_engine = [faults, path = io_path(io), io_threads, base = host != nullptr ? host->base() : nullptr,
+  options.make_engine = [faults, throttle, path = io_path(io), io_threads,
+                         base = host != nullptr ? host->base() : nullptr,
                          bytes = host != nullptr ? host->bytes() : 0](std::string* note) {
     auto engine = make_engine(path, IoOptions{}.depth, io_threads, base, bytes, note);
-    return engine && faults ? make_faulty_engine(std::move(engine), faults) : std::move(engine);
+    if (engine && faults) engine = make_faulty_engine(std::move(engine), faults);
+    if (engine && throttle) engine = make_throttled_engine(std::move(engine), throttle);
+    return engine;
   };
   new (self) Mover(device, host, disk, options);
 }
@@ -125,7 +129,9 @@ void bind_mover(nb::module_& m) {
       .def_prop_ro("lane", [](const HopReport& hop) { return lane_name(hop.lane); })
       .def_ro("bytes", &HopReport::bytes)
       .def_ro("queue_s", &HopReport::queue_s)
-      .def_ro("busy_s", &HopReport::busy_s);
+      .def_ro("busy_s", &HopReport::busy_s)
+      .def_ro("started_s", &HopReport::started_s)
+      .def_ro("ended_s", &HopReport::ended_s);
   nb::class_<Completion>(m, "Completion", "What became of a transfer: a status per hop and page.")
       .def_ro("ticket", &Completion::ticket)
       .def_ro("final", &Completion::final)
@@ -145,11 +151,18 @@ void bind_mover(nb::module_& m) {
            nb::arg("io") = "auto", nb::kw_only(), nb::arg("copy_threads") = 1, nb::arg("bytes_in_flight") = 8u << 20,
            nb::arg("queue_pages") = 1u << 15, nb::arg("verify_host") = false, nb::arg("verify") = true,
            nb::arg("io_threads") = 4, nb::arg("io_limit_s") = 5.0, nb::arg("close_limit_s") = 2.0,
-           nb::arg("op_bytes") = 1u << 20, nb::arg("faults") = nb::none(), nb::keep_alive<1, 2>(),
-           nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+           nb::arg("op_bytes") = 1u << 20, nb::arg("faults") = nb::none(), nb::arg("throttle") = nb::none(),
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def("submit", &submit, nb::arg("ticket"), nb::arg("path"), nb::arg("slots"), nb::arg("identities"),
            nb::arg("priority") = 0, nb::arg("deadline_s") = 0.0)
       .def("cancel", &Mover::cancel, nb::arg("ticket"))
+      .def(
+          "promote",
+          [](Mover& self, Ticket ticket, int priority, double deadline_s) {
+            const Time deadline = deadline_s > 0 ? Time(seconds(deadline_s)) : kNever;
+            return self.promote(ticket, static_cast<Priority>(std::clamp(priority, 0, 2)), deadline);
+          },
+          nb::arg("ticket"), nb::arg("priority"), nb::arg("deadline_s") = 0.0)
       .def("poll", &poll, nb::sig("def poll(self) -> list[Completion]"))
       .def(
           "wait",

@@ -145,6 +145,25 @@ bool Ledger::cancel(Ticket ticket, Time now) {
   return true;
 }
 
+bool Ledger::promote(Ticket ticket, Priority priority, Time deadline) {
+  const auto found = by_ticket_.find(ticket);
+  if (found == by_ticket_.end() || found->second->unsettled == 0 || found->second->has_ended()) return false;
+  Transfer& t = *found->second;
+  Hop* queued[kMaxHops];  // out of the queues while what orders them changes
+  int count = 0;
+  for (int h = 0; h < t.hop_count; ++h) {
+    LaneQueue& queue = state(t.hops[h].lane).queue;
+    if (!queue.contains(t.hops[h])) continue;
+    queue.remove(t.hops[h]);
+    queued[count++] = &t.hops[h];
+  }
+  t.priority = std::min(t.priority, priority);
+  t.deadline = deadline;
+  next_deadline_ = std::min(next_deadline_, deadline);
+  for (int i = 0; i < count; ++i) state(queued[i]->lane).queue.push(*queued[i]);
+  return true;
+}
+
 void Ledger::expire(Time now) {
   if (now < next_deadline_) return;
   next_deadline_ = kNever;
@@ -261,6 +280,7 @@ bool Ledger::take(std::span<const Lane> lanes, std::uint32_t max_pages, std::siz
 
   if (!hop->waited) {
     hop->waited = true;
+    hop->started = now;
     hop->queue_wait = now - hop->ready_since;
     lane.queue_wait += hop->queue_wait;
   }
@@ -277,6 +297,7 @@ void Ledger::finish(Transfer& t, int index, std::span<const std::uint32_t> pages
   Hop& hop = t.hops[index];
   LaneState& lane = state(hop.lane);
   hop.in_flight -= static_cast<std::uint32_t>(pages.size());
+  hop.ended = now;
   for (std::size_t i = 0; i < pages.size(); ++i) {
     hop.busy.end(now);
     lane.busy.end(now);
@@ -336,7 +357,12 @@ bool Ledger::next_report(Completion* out, Time now) {
   out->finished_s = to_seconds((out->final ? t->finished : now).time_since_epoch());
   for (int h = 0; h < t->hop_count; ++h) {
     const Hop& hop = t->hops[h];
-    out->hops[h] = {hop.lane, hop.bytes, to_seconds(hop.queue_wait), to_seconds(hop.busy.total())};
+    out->hops[h] = {hop.lane,
+                    hop.bytes,
+                    to_seconds(hop.queue_wait),
+                    to_seconds(hop.busy.total()),
+                    to_seconds(hop.started.time_since_epoch()),
+                    to_seconds(hop.ended.time_since_epoch())};
   }
   if (!out->final) {
     out->status = t->status;

@@ -49,6 +49,9 @@ class Mover {
   // kDuplicate means "not now": the caller recomputes, or drops the store.
   Submit submit(const Order& order);
   bool cancel(Ticket ticket) { return parts().scheduler.cancel(ticket); }
+  bool promote(Ticket ticket, Priority priority, Time deadline) {
+    return parts().scheduler.promote(ticket, priority, deadline);
+  }
   std::size_t poll(std::vector<Completion>* out) { return parts().scheduler.poll(out); }
   bool wait(std::chrono::nanoseconds timeout, std::uint64_t seen);
   std::uint64_t reports() const { return parts().scheduler.reports(); }

@@ -51,6 +51,11 @@ bool Scheduler::cancel(Ticket ticket) {
   return known;
 }
 
+bool Scheduler::promote(Ticket ticket, Priority priority, Time deadline) {
+  const std::lock_guard lock(mutex_);
+  return ledger_.promote(ticket, priority, deadline);
+}
+
 std::size_t Scheduler::poll(std::vector<Completion>* out) {
   const std::lock_guard lock(mutex_);
   const Time now = Clock::now();

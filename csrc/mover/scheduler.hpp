@@ -26,6 +26,7 @@ class Scheduler {
   // -- for callers
   Submit submit(const Order& order);
   bool cancel(Ticket ticket);
+  bool promote(Ticket ticket, Priority priority, Time deadline);
   std::size_t poll(std::vector<Completion>* out);  // drains, never waits
   // Waits until there is something to poll, or something was reported after `seen` reports (another thread may have
   // polled it already). False: neither by `until`, or before the mover was closed.

@@ -69,6 +69,8 @@ struct Hop {
   bool waited = false;          // its first page was taken: queue_wait is final
   Time ready_since{};
   Clock::duration queue_wait{};
+  Time started{};  // its first page was taken
+  Time ended{};    // its last page so far came back
   BusyMeter busy;
 
   bool has_ready() const { return head < ready.size(); }
@@ -129,8 +131,10 @@ struct Chunk {
 struct HopReport {
   Lane lane = Lane::kOffload;
   std::uint64_t bytes = 0;
-  double queue_s = 0;  // from its first page being ready to that page being taken
-  double busy_s = 0;   // with at least one page being moved
+  double queue_s = 0;    // from its first page being ready to that page being taken
+  double busy_s = 0;     // with at least one page being moved
+  double started_s = 0;  // its first page was taken, and its last one came back; on the monotonic clock, 0: never
+  double ended_s = 0;
 };
 
 // What is said of a transfer, at most twice: early, with some pages still kPending, and finally. A status once said

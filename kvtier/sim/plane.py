@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier.catalog import PageStatus, Tier
-from kvtier.messages import Completion, Hello, Transfer
+from kvtier.messages import Completion, Hello, Priority, Transfer
 
 __all__ = ["Faults", "SimulatedPlane", "ViolationError"]
 
@@ -95,6 +95,9 @@ class SimulatedPlane:
     def cancel(self, ticket: int) -> None:
         if ticket in self._running:
             self._running[ticket].cancelled = True
+
+    def promote(self, ticket: int, priority: Priority, deadline: float) -> None:
+        pass  # the seed decides what is served next
 
     def poll(self) -> list[Completion]:
         self._random.shuffle(self._reports)

@@ -51,6 +51,23 @@ struct Desk {
   Time now{seconds(1000)};
 };
 
+TEST_CASE("a promoted transfer is served as its new priority and deadline say") {
+  Desk desk;
+  const Time soon = desk.now + seconds(1);
+  desk.submit(1, {S, H}, 1, Priority::kDemand, soon + seconds(9));
+  desk.submit(2, {S, H, D}, 2, Priority::kPrefetch);
+  desk.submit(3, {S, H}, 1, Priority::kPrefetch);
+  CHECK(desk.ledger.promote(2, Priority::kDemand, soon));
+  CHECK(desk.ledger.promote(3, Priority::kBackground, soon));  // promotion never takes urgency away
+  CHECK_FALSE(desk.ledger.promote(4, Priority::kDemand, soon));
+  CHECK(desk.ledger.next_deadline() == soon);
+  CHECK(desk.taken(kDiskLanes, 1) == 2);
+  CHECK(desk.taken(kDiskLanes, 1) == 2);
+  CHECK(desk.taken(kDiskLanes) == 1);
+  CHECK(desk.taken(kDiskLanes) == 3);
+  CHECK(desk.taken(kCopyLanes) == 2);
+}
+
 TEST_CASE("serves by priority, then loads, then the earlier deadline, then arrival") {
   Desk desk;
   const Time soon = desk.now + seconds(1), late = desk.now + seconds(9);

@@ -20,7 +20,7 @@ LINES: list[list[str]] = [
     ["catalog", "costmodel", "mover"],
     ["tiers.device", "tiers.host", "tiers.disk", "tiers.remote"],
     ["tiers"],
-    ["messages"],
+    ["messages", "fit"],
     ["geometry", "namespace", "config", "budget"],
     ["_core", ""],  # "" is kvtier/__init__.py, which imports by name only
 ]

@@ -48,6 +48,7 @@ def test_a_completion_says_what_each_hop_took(tmp_path: Path, seed: int) -> None
         assert [hop.bytes for hop in done.hops] == [8 * r.host.page_bytes, 8 * r.host.payload_bytes]
         assert all(0 < hop.busy_s <= after - before and hop.queue_s >= 0 for hop in done.hops)
         assert before <= done.submitted_s <= done.finished_s <= after
+        assert all(done.submitted_s <= hop.started_s < hop.ended_s <= done.finished_s for hop in done.hops)
 
 
 def test_transfers_finish_while_the_main_thread_holds_the_gil(tmp_path: Path, seed: int) -> None:
@@ -94,6 +95,30 @@ def test_a_higher_priority_is_served_first(tmp_path: Path, seed: int) -> None:
         r.faults.release()
         ends = {ticket: r.next(ticket).finished_s for ticket in (first, low, high)}
         assert ends[high] < ends[first] < ends[low]
+
+
+def test_a_promoted_prefetch_is_served_with_the_demand(tmp_path: Path, seed: int) -> None:
+    with rig(tmp_path, slots=16) as r:
+        r.store(4, seed)
+        r.faults.add(_core.FaultPlan.Kind.DELAY, 1, _core.FaultPlan.FOREVER, 1, _core.FaultPlan.On.READ)
+        late = r.submit((DISK, HOST), [span(0, 4), span(4, 4)], range(4), Priority.PREFETCH)
+        assert r.mover.promote(late, Priority.DEMAND, time.monotonic() + PATIENCE)
+        assert not r.mover.promote(late + 1, Priority.DEMAND, 0.0)
+        r.faults.release()
+        assert (r.next(late).status == OK).all()
+        assert not r.mover.promote(late, Priority.DEMAND, 0.0)
+
+
+def test_a_throttled_disk_takes_the_time_of_the_drive_it_emulates(tmp_path: Path, seed: int) -> None:
+    drive = _core.Throttle()
+    with rig(tmp_path, payload=65_536, throttle=drive) as r:
+        pages = r.store(16, seed)
+        drive.set(16 * 65_536 / 0.2, 0.01)
+        began = time.monotonic()
+        places = span(0, 16)
+        assert (r.move((DISK, HOST, DEVICE), [places, span(16, 16), places], range(16)) == OK).all()
+        assert time.monotonic() - began >= 0.2 + 0.01
+        assert (r.memory[:16] == pages).all()
 
 
 def test_a_full_queue_refuses(tmp_path: Path) -> None:

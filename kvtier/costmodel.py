@@ -1,0 +1,231 @@
+"""CostModel: measured lane speeds and prefill speed → how long a load and a recompute will take, as things stand.
+
+Pure arithmetic: no thread, no clock and no bytes. Who calls what: whoever issues transfers says ``submitted`` and
+``completed``; the engine's prefill timings come by ``observe_prefill``; whoever decides asks ``load`` and
+``recompute``. Both answer None while they know nothing, and never guess.
+
+    load      = wait for what the lanes have to do first + fixed cost + bytes / rate        (each lane learns both)
+    recompute = passes · fixed + tokens · each + Σ (token, all it attends to) · each         (a pass: one prefill chunk)
+
+A lane's seconds are those that it was *occupied* by a transfer: from its first page being taken, or the end of the
+transfer before it, to its last page's end. So transfers that overlap are not counted twice, and the fixed cost is
+learnt from those that found the lane idle. How a coefficient is learnt from that: :class:`kvtier.fit.Fit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+from typing import TYPE_CHECKING
+
+from kvtier._core import Tier
+from kvtier.fit import Fit
+from kvtier.messages import Priority
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kvtier.messages import Completion
+
+__all__ = ["LANES", "CostModel", "lanes_of"]
+
+LANES = {
+    (Tier.DEVICE, Tier.HOST): "offload",
+    (Tier.HOST, Tier.DEVICE): "onboard",
+    (Tier.HOST, Tier.DISK): "spill",
+    (Tier.DISK, Tier.HOST): "stage",
+}
+_NEAR_ZERO = 1e-9
+
+
+def lanes_of(path: Sequence[Tier]) -> list[str]:
+    """The lanes of a path through tiers, e.g. stage, onboard."""
+    return [LANES[path[hop], path[hop + 1]] for hop in range(len(path) - 1)]
+
+
+@dataclass(slots=True)
+class _Lane:
+    fit: Fit = field(default_factory=lambda: Fit(ridge=(1e-3, 1e-6)))  # features: found idle or not, bytes
+    began: float = 0.0  # of the transfer that ended last
+    ended: float = 0.0
+    busy_since: float = 0.0
+    queued: list[int] = field(default_factory=lambda: [0] * len(Priority))  # bytes under way, by priority
+    pending: int = 0  # bytes that ended together with others and are counted with the next ones
+
+    def occupied(self, ahead: int, now: float) -> float:
+        """Seconds until ``ahead`` bytes that are under way have passed."""
+        each = self.fit.coefficients[1] if self.fit.coefficients else 0.0
+        spent = now - max(self.ended, self.busy_since)
+        return max(0.0, ahead * each - max(0.0, spent)) if ahead else 0.0
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    lanes: list[str]
+    bytes: int
+    priority: Priority
+    expected_end: float | None
+
+
+class CostModel:
+    """Predicts loads of blocks of ``page_bytes`` and prefills, in seconds.
+
+    ``bytes_in_flight``: of less urgent work a lane may have taken before it looks at what is more urgent.
+    """
+
+    def __init__(self, page_bytes: int, *, bytes_in_flight: int = 8 << 20) -> None:
+        if page_bytes < 1:
+            raise ValueError(f"page_bytes: {page_bytes}; accepted: 1 or more")
+        self.page_bytes = page_bytes
+        self._in_flight = bytes_in_flight
+        self._lanes = {name: _Lane() for name in LANES.values()}
+        self._under_way: dict[int, _UnderWay] = {}
+        self._prefill = Fit(ridge=(1e-3, 1e-6, 1e-4))  # features: passes, tokens, tokens × what they attend to
+        self._pass_tokens = 1
+
+    # ---- learning ------------------------------------------------------------------------------------------------
+
+    def submitted(
+        self, ticket: int, path: Sequence[Tier], blocks: int, priority: Priority, now: float, scale: float = 1.0
+    ) -> None:
+        """A transfer of ``blocks`` pages was queued. ``scale``: of a prediction that is expected to be shared."""
+        lanes, size = lanes_of(path), blocks * self.page_bytes
+        seconds = self.load(path, blocks, now, priority)
+        for name in lanes:
+            lane = self._lanes[name]
+            if not any(lane.queued):
+                lane.busy_since = now
+            lane.queued[priority] += size
+        self._under_way[ticket] = _UnderWay(lanes, size, priority, None if seconds is None else now + seconds * scale)
+
+    def promoted(self, ticket: int, priority: Priority) -> None:
+        """A transfer under way is now served with another priority."""
+        known = self._under_way.get(ticket)
+        if known is None:
+            return
+        for name in known.lanes:
+            self._lanes[name].queued[known.priority] -= known.bytes
+            self._lanes[name].queued[priority] += known.bytes
+        known.priority = priority
+
+    def completed(self, done: Completion) -> None:
+        """A transfer was reported. Only what moved is learnt from; a report that is not final is none."""
+        if not done.final:
+            return
+        known = self._under_way.pop(done.ticket, None)
+        if known is not None:
+            for name in known.lanes:
+                self._lanes[name].queued[known.priority] -= known.bytes
+        for hop in done.hops:
+            if hop.bytes and hop.lane in self._lanes and hop.ended_s > hop.started_s > 0:
+                self._learn(self._lanes[hop.lane], hop.bytes, hop.started_s, hop.ended_s)
+
+    def _learn(self, lane: _Lane, size: int, started: float, ended: float) -> None:
+        """The lane's time between two ends, or from an idle lane's start, belongs to the bytes that ended with it."""
+        if ended <= lane.ended or started < lane.began:  # overtaken by others, or others were served in between
+            lane.pending += size if ended <= lane.ended else 0
+            lane.ended = max(lane.ended, ended)
+            return
+        idle = started >= lane.ended
+        seconds = ended - (started if idle else lane.ended)
+        size += 0 if idle else lane.pending
+        lane.began, lane.ended, lane.pending = started, ended, 0
+        lane.fit.observe((1.0 if idle else 0.0, float(size)), seconds)
+
+    def observe_prefill(self, new_tokens: int, context: int, seconds: float) -> None:
+        """One pass of the model computed ``new_tokens`` behind ``context`` tokens of one request in ``seconds``."""
+        if new_tokens < 1 or context < 0:
+            raise ValueError(f"new_tokens: {new_tokens}, context: {context}; accepted: 1 or more, 0 or more")
+        self._pass_tokens = max(new_tokens, self._pass_tokens)
+        self._prefill.observe((1.0, float(new_tokens), new_tokens * (context + 0.5 * new_tokens)), seconds)
+
+    # ---- predicting ----------------------------------------------------------------------------------------------
+
+    def queue_wait(self, lane: str, now: float, priority: Priority = Priority.DEMAND) -> float:
+        """Seconds until ``lane`` would take a new transfer's first page, by what is under way as of now."""
+        found = self._lanes[lane]
+        ahead = sum(found.queued[: priority + 1])
+        later = sum(found.queued[priority + 1 :])
+        return found.occupied(ahead + min(later, self._in_flight), now)
+
+    def load(self, path: Sequence[Tier], blocks: int, now: float, priority: Priority = Priority.DEMAND) -> float | None:
+        """Seconds until ``blocks`` pages have come along ``path``; None: one of its lanes has never been seen.
+
+        Hops overlap, so the slowest lane counts, and of the others what they take for one page.
+        """
+        if blocks < 1:
+            return 0.0
+        slowest, rest = 0.0, 0.0
+        for name in lanes_of(path):
+            fit = self._lanes[name].fit
+            if fit.coefficients is None:
+                return None
+            fixed, each = fit.coefficients
+            whole = self.queue_wait(name, now, priority) + fixed + each * blocks * self.page_bytes
+            one = fixed + each * self.page_bytes
+            if whole > slowest:
+                slowest, rest = whole, rest + (min(one, slowest) if slowest else 0.0)
+            else:
+                rest += one
+        return slowest + rest
+
+    def recompute(self, tokens: int, context: int) -> float | None:
+        """Seconds to compute ``tokens`` behind ``context`` tokens, in passes as the engine makes them."""
+        if tokens < 1:
+            return 0.0
+        if self._prefill.coefficients is None:
+            return None
+        passes = float(ceil(tokens / self._pass_tokens))
+        return self._prefill.predict((passes, float(tokens), tokens * (context + 0.5 * tokens)))
+
+    def expected_end(self, tickets: Iterable[int]) -> float | None:
+        """By when the transfers were predicted to have ended, at their submission; None: of one nothing was known."""
+        latest = 0.0
+        for ticket in tickets:
+            known = self._under_way.get(ticket)
+            if known is not None:
+                if known.expected_end is None:
+                    return None
+                latest = max(latest, known.expected_end)
+        return latest
+
+    # ---- a profile -----------------------------------------------------------------------------------------------
+
+    def lane_speed(self, lane: str) -> tuple[float, float] | None:
+        """(fixed seconds, bytes per second) as learnt; None: never seen."""
+        coefficients = self._lanes[lane].fit.coefficients
+        if coefficients is None:
+            return None
+        return coefficients[0], 1.0 / max(coefficients[1], 1e-15)
+
+    def prefill_speed(self) -> tuple[tuple[float, ...], int] | None:
+        """Seconds per pass, per token and per token × token attended to, and the tokens of a pass; None: never seen."""
+        return None if self._prefill.coefficients is None else (self._prefill.coefficients, self._pass_tokens)
+
+    def seed_lane(self, lane: str, fixed_s: float, bytes_per_s: float) -> None:
+        """Begin with a lane's measured speed. ValueError for a lane that does not exist or a speed of no lane."""
+        if lane not in self._lanes or not bytes_per_s > 0 or not fixed_s >= 0:
+            raise ValueError(
+                f"lane {lane!r}: {fixed_s} s, {bytes_per_s} bytes/s; accepted: {', '.join(self._lanes)}, "
+                "0 or more seconds, more than 0 bytes/s"
+            )
+        self._lanes[lane].fit.seed((max(fixed_s, _NEAR_ZERO), 1.0 / bytes_per_s))
+
+    def seed_prefill(self, coefficients: Sequence[float], pass_tokens: int) -> None:
+        """Begin with measured coefficients, as :meth:`prefill_speed` gives them."""
+        if pass_tokens < 1:
+            raise ValueError(f"pass_tokens: {pass_tokens}; accepted: 1 or more")
+        self._prefill.seed(tuple(coefficients))
+        self._pass_tokens = pass_tokens
+
+    def describe(self) -> str:
+        """One line: what is known of every lane and of the engine's prefill."""
+        parts = []
+        for name in self._lanes:
+            speed = self.lane_speed(name)
+            if speed is not None:
+                parts.append(f"{name} {speed[1] / 1e9:.3g} GB/s + {1e3 * speed[0]:.2g} ms")
+        alone = self.recompute(self._pass_tokens, 0)
+        if alone is not None:
+            parts.append(f"prefill {self._pass_tokens / max(alone, 1e-12):,.0f} tokens/s")
+        return ", ".join(parts) or "nothing measured yet"

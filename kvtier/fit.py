@@ -1,0 +1,137 @@
+"""How long something takes, learnt from how long it took: a few non-negative coefficients, robust and forgetting."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Fit"]
+
+_CLIP = math.log(1.5)  # of the log of actual over predicted, from where an observation is a surprise
+_YOUNG = 8  # observations up to which each one is solved for; from then on one in so many
+_KEPT = 0.25  # of what was known, when the level has changed: its shape, more than its size
+
+
+class Fit:
+    """``seconds ≈ Σ coefficient · feature``, for one to three features, all of them zero or more.
+
+    Least squares of the *relative* error with exponential forgetting over about ``memory`` observations: the normal
+    equations are decayed sums (recursive least squares, e.g. Haykin, Adaptive Filter Theory, ch. 10). Robust twofold:
+
+    - a surprise, more than 1.5 × away from what was predicted, counts as 1.5 × away (the pseudo-observations of Huber's
+      M-estimator, 1964), so that one stalled I/O changes little;
+    - the median of the last three residuals (Tukey's running median, 1977) says whether the level itself has changed:
+      one surprise cannot move it, two out of three do, and then everything known is rescaled at once.
+
+    ``ridge`` says, for each feature, how reluctantly it is used where the observations cannot tell the features apart.
+    Coefficients that come out negative are dropped, the most negative first. A call takes some microseconds.
+    """
+
+    def __init__(self, ridge: Sequence[float], memory: float = 32.0) -> None:
+        if not 1 <= len(ridge) <= 3 or memory < 1:
+            raise ValueError(f"ridge: {len(ridge)} features, memory: {memory}; accepted: 1 to 3 features, 1 or more")
+        self._size = len(ridge)
+        self._ridge = tuple(ridge)
+        self._decay = 1.0 - 1.0 / memory
+        self._squares = [[0.0] * self._size for _ in ridge]  # decayed Σ weight · feature · feature
+        self._products = [0.0] * self._size  # decayed Σ weight · feature · seconds
+        self._recent: list[float] = []  # log of actual over predicted, of the last three
+        self.coefficients: tuple[float, ...] | None = None
+        """Seconds per unit of each feature; None before the first observation."""
+        self.observations = 0
+
+    def predict(self, features: Sequence[float]) -> float | None:
+        """Seconds; None while nothing is known."""
+        if self.coefficients is None:
+            return None
+        return sum(c * x for c, x in zip(self.coefficients, features, strict=True))
+
+    def observe(self, features: Sequence[float], seconds: float) -> None:
+        """It took ``seconds``. What is not a positive, finite time of something is ignored."""
+        if not (0.0 < seconds < math.inf) or not any(x > 0 for x in features):
+            return
+        expected = self.predict(features)
+        if expected:
+            surprise = self._surprise(math.log(seconds / expected))
+            expected = self.predict(features) or seconds
+            seconds = expected * math.exp(min(max(surprise, -_CLIP), _CLIP))
+        self._add(features, seconds, (expected or seconds) ** -2)
+        self.observations += 1
+        if self.observations < _YOUNG or self.observations % _YOUNG == 0:
+            self._solve()
+
+    def seed(self, coefficients: Sequence[float], weight: float = 3.0) -> None:
+        """Begin with known coefficients, to count as ``weight`` observations."""
+        if len(coefficients) != self._size or not all(0 <= c < math.inf for c in coefficients):
+            raise ValueError(f"coefficients: {list(coefficients)}; accepted: {self._size} of them, zero or more")
+        for i, c in enumerate(coefficients):
+            if c > 0:
+                self._squares[i][i] += weight / c**2
+                self._products[i] += weight / c
+        self._recent = [0.0, 0.0]
+        self._solve()
+
+    def _surprise(self, residual: float) -> float:
+        """How far (log) an observation is from what is believed, after the level has been reconsidered."""
+        self._recent = [*self._recent[-2:], residual]
+        if len(self._recent) == 3:
+            level = sorted(self._recent)[1]
+            if abs(level) > _CLIP:
+                self._rescale(math.exp(level))
+                self._recent = [r - level for r in self._recent]
+                residual -= level
+        return residual
+
+    def _rescale(self, factor: float) -> None:
+        """All that is known took ``factor`` times as long; weights are those of relative errors still."""
+        for row in self._squares:
+            for j in range(self._size):
+                row[j] *= _KEPT / factor**2
+        self._products = [p * _KEPT / factor for p in self._products]
+        self._solve()
+
+    def _add(self, features: Sequence[float], seconds: float, weight: float) -> None:
+        for i, x in enumerate(features):
+            row = self._squares[i]
+            for j, y in enumerate(features):
+                row[j] = row[j] * self._decay + weight * x * y
+            self._products[i] = self._products[i] * self._decay + weight * x * seconds
+
+    def _solve(self) -> None:
+        used = [i for i in range(self._size) if self._squares[i][i] > 0]
+        while used:
+            found = self._solve_for(used)
+            worst = min(range(len(used)), key=found.__getitem__)
+            if found[worst] >= 0:
+                whole = [0.0] * self._size
+                for i, value in zip(used, found, strict=True):
+                    whole[i] = value
+                self.coefficients = tuple(whole)
+                return
+            del used[worst]
+
+    def _solve_for(self, used: list[int]) -> list[float]:
+        """Gaussian elimination of the normal equations in these features, each scaled to a diagonal of one."""
+        scale = [self._squares[i][i] ** -0.5 for i in used]
+        n = len(used)
+        rows = [
+            [
+                self._squares[i][j] * scale[a] * scale[b] + (self._ridge[i] if a == b else 0.0)
+                for b, j in enumerate(used)
+            ]
+            + [self._products[i] * scale[a]]
+            for a, i in enumerate(used)
+        ]
+        for column in range(n):  # positive definite by the ridge: no pivoting needed
+            for below in range(column + 1, n):
+                factor = rows[below][column] / rows[column][column]
+                for k in range(column, n + 1):
+                    rows[below][k] -= factor * rows[column][k]
+        values = [0.0] * n
+        for row in reversed(range(n)):
+            rest = sum(rows[row][k] * values[k] for k in range(row + 1, n))
+            values[row] = (rows[row][n] - rest) / rows[row][row]
+        return [value * s for value, s in zip(values, scale, strict=True)]
