@@ -9,6 +9,7 @@ disk path can be used is said by the disk tier when it opens it, which is the on
 """
 
 import difflib
+import inspect
 import os
 import re
 import tomllib
@@ -16,7 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 ENV_PREFIX = "KVTIER_"
 ENV_FILE = "KVTIER_CONFIG"  # names the TOML file when `load` is given none
@@ -57,6 +59,15 @@ def format_size(size: int) -> str:
     return f"{size}B"
 
 
+def readable_size(size: int) -> str:
+    """A size for people, to three digits: "4.21 GiB", "512 KiB"; `parse_size` takes it back, about."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        scale = _UNITS[unit.lower()]
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}" if size < 100 * scale else f"{size / scale:.0f} {unit}"
+    return f"{size} B"
+
+
 Size = Annotated[int, BeforeValidator(parse_size)]
 
 
@@ -81,6 +92,20 @@ else:
 class _Section(_Base):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """For `help()`: the fields' own words, with their defaults, below the class's."""
+        fields = [_field_in_words(name, info) for name, info in cls.model_fields.items()]
+        cls.__doc__ = "\n\n".join([inspect.cleandoc(cls.__doc__ or ""), *fields])
+
+
+def _field_in_words(name: str, info: FieldInfo) -> str:
+    if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+        return f"{name}\n    A section: help({info.annotation.__name__})."
+    default = info.get_default(call_default_factory=True)
+    is_size = any(isinstance(part, BeforeValidator) and part.func is parse_size for part in info.metadata)
+    return f"{name} = {format_size(default) if is_size else repr(default)}\n    {info.description}"
+
 
 class HostConfig(_Section):
     """The host tier: pinned memory."""
@@ -97,7 +122,7 @@ class DiskConfig(_Section):
     """The disk tier: one preallocated store in a directory of its own."""
 
     path: Path | None = None
-    """An existing, writable directory on a real disk; none: no disk tier."""
+    """An existing, writable directory on a real disk, ~ being the user's own; none: no disk tier."""
     size: Size = 16 << 30
     """Bytes of pages on disk; preallocated, rounded down to whole pages."""
     policy: Literal["lru"] = "lru"
@@ -116,6 +141,14 @@ class DiskConfig(_Section):
         if isinstance(values, dict) and values.get("path") in ("", "none"):
             return values | {"path": None}
         return values
+
+    @field_validator("path")
+    @classmethod
+    def _at_home(cls, path: Path | None) -> Path | None:
+        try:
+            return path.expanduser() if path is not None else None
+        except RuntimeError as error:  # the home of nobody
+            raise ValueError(f"{error}; expected a path without ~") from None
 
 
 class WatermarksConfig(_Section):

@@ -46,8 +46,8 @@ T choose(const char* field, const std::string& value, const char* a, const char*
   if (value == a) return static_cast<T>(0);
   if (value == b) return static_cast<T>(1);
   if (value == c) return static_cast<T>(2);
-  throw std::invalid_argument(std::string("disk ") + field + " \"" + value + "\": \"" + a + "\", \"" + b + "\" or \"" +
-                              c + "\" is possible");
+  throw std::invalid_argument(std::string("disk.") + field + ": \"" + value + "\"; expected \"" + a + "\", \"" + b +
+                              "\" or \"" + c + "\"");
 }
 
 const std::uint8_t* digest_bytes(const char* field, const nb::bytes& value) {
@@ -175,7 +175,7 @@ std::unique_ptr<FileEngine> new_engine(const std::string& io, unsigned depth, un
   std::byte* base = registered ? reinterpret_cast<std::byte*>(registered->data()) : nullptr;
   auto engine = make_engine(choose<IoPath>("io", io, "auto", "io_uring", "threads"), depth, threads, base,
                             registered ? registered->size() : 0, &note);
-  if (!engine) throw std::invalid_argument("disk io \"" + io + "\": " + note + "; \"auto\" or \"threads\" would work");
+  if (!engine) throw std::invalid_argument("disk.io: \"" + io + "\": " + note + "; expected \"auto\" or \"threads\"");
   return faults ? make_faulty_engine(std::move(engine), std::move(faults)) : std::move(engine);
 }
 

@@ -58,12 +58,40 @@ std::string hex(const std::uint8_t* bytes, std::size_t count) {
   return text;
 }
 
+constexpr char kOneEach[] = "; expected a directory of its own for each cache";
+
+// A number that no other process draws, also where process ids repeat, as in containers.
+std::uint64_t process_token() {
+  static const std::uint64_t token = [] {
+    std::uint64_t drawn = 0;
+    return ::getrandom(&drawn, sizeof(drawn), 0) == static_cast<ssize_t>(sizeof(drawn)) ? drawn : 0;
+  }();
+  return token;
+}
+
+std::string process_name() { return std::to_string(::getpid()) + " " + std::to_string(process_token()) + "\n"; }
+
+// Who holds the lock file, by what it wrote there.
+std::string holder(int lock) {
+  char text[64] = {};
+  files::read_all(lock, text, sizeof(text) - 1, 0);
+  if (text == process_name()) return "this process";
+  const long pid = std::strtol(text, nullptr, 10);
+  return "another process" + (pid > 0 ? " (pid " + std::to_string(pid) + ")" : "");
+}
+
 // True if `path` still is the file behind `fd` (it may have been removed and made anew before we had the lock).
 bool is_at(int fd, const std::string& path) {
   struct stat ours{};
   struct stat there{};
   return ::fstat(fd, &ours) == 0 && ::stat(path.c_str(), &there) == 0 && ours.st_ino == there.st_ino &&
          ours.st_dev == there.st_dev;
+}
+
+// Also for a link that leads nowhere.
+bool lies_at(const std::string& path) {
+  struct stat info{};
+  return ::lstat(path.c_str(), &info) == 0;
 }
 
 }  // namespace
@@ -73,6 +101,8 @@ DiskStore::DiskStore(const DiskOptions& options)
       footprint_(DiskFootprint::of(options.payload_bytes, options.label_bytes, options.journal_entries)) {
   scratch_.resize(footprint_.record_bytes);
 }
+
+void DiskStore::refuse_path(const std::string& why) const { refuse("disk.path: " + options_.dir + ": " + why); }
 
 DiskStore::~DiskStore() = default;  // closing the files gives up the locks
 
@@ -86,13 +116,13 @@ std::unique_ptr<DiskStore> DiskStore::open(const DiskOptions& options) {
   std::unique_ptr<DiskStore> store(new DiskStore(options));
   check_directory(options.dir);
   store->lock_directory();
-  store->table_ = files::open_existing(store->path("table"), O_RDWR);
-  const bool exists = store->table_.valid();
+  const bool exists = lies_at(store->path("table"));
   try {
+    store->table_ = files::open_existing(store->path("table"), O_RDWR);
     store->choose_io();
     store->entries_.resize(options.slots);
     // A slab and a journal without a table are what a creation that was cut short left; the table comes last.
-    exists ? store->reopen() : store->write_new_files();
+    store->table_.valid() ? store->reopen() : store->write_new_files();
   } catch (...) {
     if (!exists) store->remove_new_files();
     throw;
@@ -103,7 +133,7 @@ std::unique_ptr<DiskStore> DiskStore::open(const DiskOptions& options) {
 void DiskStore::choose_io() {
   probe_ = probe(options_.dir);
   if (options_.direct == DirectIo::kOn && !probe_.direct) {
-    refuse("disk direct \"on\": " + probe_.why + "; \"auto\" or \"off\" would work");
+    refuse("disk.direct: \"on\": " + probe_.why + "; expected \"auto\" or \"off\"");
   }
   direct_ = probe_.direct && options_.direct != DirectIo::kOff;
 }
@@ -112,20 +142,19 @@ void DiskStore::lock_directory() {
   const std::string where = path("lock");
   for (int attempt = 0; attempt < 10; ++attempt) {
     lock_ = files::open(where, O_RDWR | O_CREAT);
-    if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
-      char holder[16] = {};
-      files::read_all(lock_.get(), holder, sizeof(holder) - 1, 0);
-      const long pid = std::strtol(holder, nullptr, 10);
-      refuse("disk path " + options_.dir + ": in use by another process" +
-             (pid > 0 ? " (pid " + std::to_string(pid) + ")" : "") + "; give each process its own directory");
-    }
+    if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) refuse_path("in use by " + holder(lock_.get()) + kOneEach);
     if (!is_at(lock_.get(), where)) continue;
-    const std::string pid = std::to_string(::getpid()) + "\n";
-    files::check(files::truncate(lock_.get(), 0), "cannot write " + where);
-    files::check(files::write_all(lock_.get(), pid.data(), pid.size(), 0), "cannot write " + where);
+    try {
+      const std::string name = process_name();
+      files::check(files::truncate(lock_.get(), 0), "cannot write " + where);
+      files::check(files::write_all(lock_.get(), name.data(), name.size(), 0), "cannot write " + where);
+    } catch (...) {
+      if (!lies_at(path("table"))) ::unlink(where.c_str());  // no store: nothing stays behind
+      throw;
+    }
     return;
   }
-  refuse("disk path " + options_.dir + ": its lock file keeps changing; is another process cleaning it?");
+  refuse_path("its lock file keeps changing; expected a directory that nothing else cleans");
 }
 
 void DiskStore::check_space(std::uint64_t present) const {
@@ -137,8 +166,8 @@ void DiskStore::check_space(std::uint64_t present) const {
   const std::uint64_t whole = footprint_.bytes(options_.slots);
   const std::uint64_t needed = whole - std::min(present, whole);
   if (needed > free) {
-    refuse("disk size: " + std::to_string(options_.slots) + " slots need " + in_mib(needed) + " more in " +
-           options_.dir + ", where " + in_mib(free) + " are free; use fewer slots (a smaller size) or free some space");
+    refuse("disk.size: " + std::to_string(options_.slots) + " pages need " + in_mib(needed) + " more in " +
+           options_.dir + ", where " + in_mib(free) + " are free; expected a smaller size, or more free space");
   }
 }
 
@@ -175,8 +204,7 @@ void DiskStore::write_new_files() {
   table_ = files::open(fresh, O_RDWR | O_CREAT | O_TRUNC);
   files::check(files::preallocate(table_.get(), table_bytes()),
                "cannot reserve " + in_mib(table_bytes()) + " for " + fresh);
-  if (::flock(table_.get(), LOCK_EX | LOCK_NB) != 0)
-    refuse("disk path " + options_.dir + ": in use by another process");
+  if (::flock(table_.get(), LOCK_EX | LOCK_NB) != 0) refuse_path(std::string("in use by another process") + kOneEach);
   const disk::Header header = make_header();
   files::check(files::write_all(table_.get(), &header, sizeof(header), 0), "cannot write " + fresh);
   files::check(files::sync_data(table_.get()), "cannot make " + fresh + " durable");
@@ -191,25 +219,26 @@ void DiskStore::remove_new_files() {
 }
 
 void DiskStore::check_header(const disk::Header& header) const {
-  const std::string table = path("table");
-  const std::string remedy = "; open it as it was made, or delete the files in " + options_.dir + " to start anew";
+  const std::string anew = "delete the files in it to start anew";
+  const std::string remedy = "; expected the store as it was made; open it so, or " + anew;
   if (std::memcmp(header.magic, disk::kMagic, sizeof(header.magic)) != 0) {
-    refuse(table +
-           ": not the table of a kvtier disk store; choose another directory, or delete that file to start anew");
+    refuse_path(
+        "its file \"table\" is not that of a kvtier disk store; expected another directory, or that file deleted to "
+        "start anew");
   }
   if (header.version != disk::kVersion) {
-    refuse(table + ": version " + std::to_string(header.version) + " is stored, this program reads version " +
-           std::to_string(disk::kVersion) + "; delete the files in " + options_.dir + " to start anew");
+    refuse_path("a store of version " + std::to_string(header.version) + "; expected version " +
+                std::to_string(disk::kVersion) + "; " + anew);
   }
   if (header.checksum != disk::header_checksum(header)) {
-    refuse(table + ": the header is damaged (its checksum is wrong); delete the files in " + options_.dir +
-           " to start anew");
+    refuse_path("the header of its table is damaged (its checksum is wrong); " + anew);
   }
   const disk::Header wanted = make_header();
   // The cause before its consequences: with another geometry the sizes and the number of slots differ too.
   if (std::memcmp(header.geometry_tag, wanted.geometry_tag, sizeof(wanted.geometry_tag)) != 0) {
-    refuse(table + ": geometry tag " + hex(header.geometry_tag, 8) + "... is stored, " + hex(wanted.geometry_tag, 8) +
-           "... is wanted (other layers, heads, dtype or layout)" + remedy);
+    refuse_path("holds the pages of another geometry (other layers, heads, dtype or layout): tag " +
+                hex(header.geometry_tag, 8) + "... is stored, " + hex(wanted.geometry_tag, 8) + "... is wanted" +
+                remedy);
   }
   const struct {
     const char* name;
@@ -223,26 +252,29 @@ void DiskStore::check_header(const disk::Header& header) const {
       {"rank", header.rank, wanted.rank},
       {"world", header.world, wanted.world},
       {"journal_entries", header.journal_entries, wanted.journal_entries},
-      {"slots", header.slots, wanted.slots},
   };
   for (const auto& field : fields) {
     if (field.stored == field.wanted) continue;
-    refuse(table + ": " + field.name + " " + std::to_string(field.stored) + " is stored, " +
-           std::to_string(field.wanted) + " is wanted" + remedy);
+    refuse_path("holds a store with " + std::string(field.name) + " " + std::to_string(field.stored) + ", " +
+                std::to_string(field.wanted) + " is wanted" + remedy);
+  }
+  if (header.slots != wanted.slots) {
+    refuse("disk.size: " + std::to_string(wanted.slots) + " pages wanted, but the store in " + options_.dir + " has " +
+           std::to_string(header.slots) + "; expected the size that it was made with; or " + anew);
   }
 }
 
 void DiskStore::reopen() {
   // The directory's lock file may have been deleted under its holder; the table itself is held too.
   if (::flock(table_.get(), LOCK_EX | LOCK_NB) != 0) {
-    refuse("disk path " + options_.dir + ": in use by another process; give each process its own directory");
+    refuse_path(std::string("in use, though its lock file was removed") + kOneEach);
   }
   disk::Header header{};
   const std::int64_t got = files::read_all(table_.get(), &header, sizeof(header), 0);
   files::check(static_cast<int>(std::min<std::int64_t>(got, 0)), "cannot read " + path("table"));
   if (got != static_cast<std::int64_t>(sizeof(header))) {
-    refuse(path("table") + ": only " + std::to_string(got) +
-           " of the header's 4096 bytes are there; delete the files in " + options_.dir + " to start anew");
+    refuse_path("of its table's header only " + std::to_string(got) +
+                " of 4096 bytes are there; delete the files in it to start anew");
   }
   check_header(header);
   id_ = header.id;

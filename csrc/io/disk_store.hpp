@@ -119,6 +119,7 @@ class DiskStore {
   };
 
   explicit DiskStore(const DiskOptions& options);
+  [[noreturn]] void refuse_path(const std::string& why) const;
   void lock_directory();
   void choose_io();
   void write_new_files();

@@ -23,18 +23,26 @@ namespace {
 constexpr std::size_t kTrial = 4096;  // bytes; also the alignment that every page has
 constexpr std::chrono::seconds kTrialLimit{5};
 
+enum class Kind { kStorage, kMemory, kNone };  // where the bytes of a file go
+
 struct Known {
   unsigned long magic;
   const char* name;
+  Kind kind = Kind::kStorage;
 };
 constexpr Known kFilesystems[] = {
     {EXT4_SUPER_MAGIC, "ext4"},
     {XFS_SUPER_MAGIC, "xfs"},
     {BTRFS_SUPER_MAGIC, "btrfs"},
     {OVERLAYFS_SUPER_MAGIC, "overlay"},
-    {TMPFS_MAGIC, "tmpfs"},
-    {RAMFS_MAGIC, "ramfs"},
-    {HUGETLBFS_MAGIC, "hugetlbfs"},
+    {TMPFS_MAGIC, "tmpfs", Kind::kMemory},
+    {RAMFS_MAGIC, "ramfs", Kind::kMemory},
+    {HUGETLBFS_MAGIC, "hugetlbfs", Kind::kMemory},
+    {PROC_SUPER_MAGIC, "proc", Kind::kNone},
+    {SYSFS_MAGIC, "sysfs", Kind::kNone},
+    {CGROUP_SUPER_MAGIC, "cgroup", Kind::kNone},
+    {CGROUP2_SUPER_MAGIC, "cgroup2", Kind::kNone},
+    {DEVPTS_SUPER_MAGIC, "devpts", Kind::kNone},
     {NFS_SUPER_MAGIC, "nfs"},
     {F2FS_SUPER_MAGIC, "f2fs"},
     {FUSE_SUPER_MAGIC, "fuse"},
@@ -45,17 +53,15 @@ constexpr Known kFilesystems[] = {
     {0xCA451A4E, "bcachefs"},
 };
 
-std::string filesystem_name(unsigned long magic) {
+const Known* known_filesystem(unsigned long magic) {
   for (const Known& known : kFilesystems) {
-    if (known.magic == magic) return known.name;
+    if (known.magic == magic) return &known;
   }
-  char text[32];
-  std::snprintf(text, sizeof(text), "type 0x%lx", magic);
-  return text;
+  return nullptr;
 }
 
 [[noreturn]] void refuse(const std::string& dir, const std::string& why) {
-  throw std::invalid_argument("disk path " + dir + ": " + why);
+  throw std::invalid_argument("disk.path: " + dir + ": " + why);
 }
 
 struct Free {
@@ -80,8 +86,8 @@ files::Fd trial_file(const std::string& dir, bool direct) {
   const int error = file.valid() ? 0 : errno;
   ::unlink(path.c_str());  // some file systems create the file and then refuse the flag
   if (error == EINVAL && direct) return file;
-  if (error == EROFS) refuse(dir, "is on a read-only file system, a writable directory is needed");
-  if (error == EACCES || error == EPERM) refuse(dir, "is not writable for this user, a writable directory is needed");
+  if (error == EROFS) refuse(dir, "is on a read-only file system; expected a writable directory");
+  if (error == EACCES || error == EPERM) refuse(dir, "is not writable for this user; expected a writable directory");
   if (error != 0) throw std::system_error(error, std::generic_category(), "cannot create a file in " + dir);
   return file;
 }
@@ -132,18 +138,28 @@ std::string trial_by_uring(int fd) {
 std::string check_directory(const std::string& dir) {
   struct stat info{};
   if (::stat(dir.c_str(), &info) != 0) {
-    if (errno == ENOENT) refuse(dir, "does not exist, an existing directory is needed");
-    refuse(dir, std::strerror(errno));
+    const char* expected = "; expected an existing directory on a disk";
+    refuse(dir, (errno == ENOENT ? "does not exist" : std::strerror(errno)) + std::string(expected));
   }
-  if (!S_ISDIR(info.st_mode)) refuse(dir, "is not a directory");
+  if (!S_ISDIR(info.st_mode)) refuse(dir, "is not a directory; expected an existing directory on a disk");
   struct statfs fs{};
   if (::statfs(dir.c_str(), &fs) != 0) refuse(dir, std::strerror(errno));
-  const std::string name = filesystem_name(static_cast<unsigned long>(fs.f_type) & 0xFFFFFFFFul);
-  if (name == "tmpfs" || name == "ramfs" || name == "hugetlbfs") {
-    refuse(dir,
-           "is on " + name + ", which is memory: a disk tier there would only take RAM; use a directory on a disk");
+  const unsigned long magic = static_cast<unsigned long>(fs.f_type) & 0xFFFFFFFFul;
+  if (const Known* known = known_filesystem(magic)) {
+    const std::string name = known->name;
+    if (known->kind == Kind::kMemory) {
+      refuse(dir, "is on " + name +
+                      ", which is memory: a disk tier there would only take RAM; expected a directory "
+                      "on a disk");
+    }
+    if (known->kind == Kind::kNone) {
+      refuse(dir, "is on " + name + ", which stores no files; expected a directory on a disk");
+    }
+    return name;
   }
-  return name;
+  char text[32];
+  std::snprintf(text, sizeof(text), "type 0x%lx", magic);
+  return text;
 }
 
 IoProbe probe(const std::string& dir) {

@@ -76,7 +76,7 @@ def command(
         users=() if users == "none" else lab.parse_counts("users", users) if users is not None else None,
         working_sets=lab.parse_ratios("working-sets", working_sets) if working_sets is not None else None,
         out=out,
-        disk_path=disk_path if disk_path is not None else cache.disk.path,
+        disk_path=disk_path.expanduser() if disk_path is not None else cache.disk.path,
         device_size=lab.parse_bytes("device-size", device_size) if device_size is not None else None,
         host_size=lab.parse_bytes("host-size", host_size) if host_size is not None else _host_size(cache),
         disk_size=lab.parse_bytes("disk-size", disk_size) if disk_size is not None else _disk_size(cache),

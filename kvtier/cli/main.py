@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:  # ConfigError is one
         return say(str(error), BAD_INPUT)
     except OSError as error:
-        return say(f"{error.filename}: {error.strerror}" if error.filename else str(error), FAULT)
+        words = error.strerror or str(error)
+        return say(f"{error.filename}: {words}" if error.filename else words, FAULT)
 
 
 def say(text: str, code: int) -> int:

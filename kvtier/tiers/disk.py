@@ -4,6 +4,7 @@ Pages are read and written by the mover; this module opens the store, says what 
 costs. `docs/` describes the files; their layout is defined in csrc/io/disk_format.hpp.
 """
 
+import errno
 import os
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier import _core
-from kvtier.config import format_size, parse_size
+from kvtier.config import ConfigError, format_size, parse_size, readable_size
 
 if TYPE_CHECKING:
     from kvtier.config import CacheConfig
@@ -43,8 +44,9 @@ class DiskStore:
     `io` and `direct` choose the way to the disk; "auto" tries a real read and write, and `describe()` says what works.
     Half of `journal_entries` namespaces can be invalidated one by one; beyond that all generations rise together.
 
-    Raises ValueError with one line that names the field, the value and what would be accepted; OSError when a file
-    operation fails. Nothing that exists is deleted, and a store that could not be made leaves nothing behind.
+    Raises :class:`kvtier.config.ConfigError` with one line that names the key (`disk.path`, `disk.size`, ...), the
+    value and what would be accepted; ValueError for the arguments that are no settings; OSError when the disk itself
+    fails. Nothing that exists is deleted, and a store that could not be made leaves nothing behind.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class DiskStore:
         for name, value in (("rank", rank), ("world", world)):
             _check(name, value, 2**32 - 1, least=0)
         if io not in ("auto", "io_uring", "threads"):
-            raise ValueError(f'disk io "{io}": "auto", "io_uring" or "threads" is possible')
+            raise ConfigError(f'disk.io: "{io}"; expected "auto", "io_uring" or "threads"')
         try:
             native = _core.DiskStore(
                 os.fspath(path),
@@ -92,12 +94,15 @@ class DiskStore:
             )
         except MemoryError:
             index = format_size(slots * INDEX_BYTES)
-            raise ValueError(
-                f"disk size: {slots} slots need {index} of memory to verify what is read; "
-                "use fewer slots (a smaller size)"
+            raise ConfigError(
+                f"disk.size: {slots} pages need {index} of memory to verify what is read; expected a smaller size"
             ) from None
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        except OSError as error:
+            raise _explained(path, error) from None
         if io == "io_uring" and not native.io.uring:
-            raise ValueError(f'disk io "io_uring": {native.io.why}; "auto" or "threads" would work')
+            raise ConfigError(f'disk.io: "io_uring": {native.io.why}; expected "auto" or "threads"')
         self._native: _core.DiskStore | None = native
         self.path = Path(path)
         self.io: Io = io
@@ -114,10 +119,10 @@ class DiskStore:
     def open(cls, config: "CacheConfig", geometry: "KVGeometry", *, rank: int = 0, world: int = 1) -> Self:
         """The store that `config.disk` describes, for pages of `geometry` that are labelled by their tokens.
 
-        Raises ValueError and OSError as the constructor does, and ValueError when no path is configured.
+        Raises ConfigError and OSError as the constructor does, and ConfigError when no path is configured.
         """
         if config.disk.path is None:
-            raise ValueError("disk.path is not set: an existing, writable directory on a disk is needed")
+            raise ConfigError("disk.path: not set; expected an existing, writable directory on a disk")
         return cls(
             config.disk.path,
             payload_bytes=geometry.payload_bytes,
@@ -185,11 +190,9 @@ class DiskStore:
         if native.io.uring and self.io == "threads":
             way += ', but io is "threads"'
         found = f", {self.adopted} pages found" if self.adopted else ""
-        notes = f"; {self.notes}" if self.notes else ""
-        return (
-            f"disk: {self.slots} pages of {self.page_bytes} bytes ({format_size(self.bytes)}) in {self.path}, "
-            f"{way}{found}{notes}"
-        )
+        notes = f" ({self.notes})" if self.notes else ""
+        pages = f"{self.slots} pages of {readable_size(self.page_bytes)}"
+        return f"disk: {readable_size(self.bytes)}, {pages} in {self.path}, {way}{found}{notes}"
 
     def close(self) -> None:
         """Give the directory up. Close the mover first, and leave the store open when an I/O of its never returned."""
@@ -212,12 +215,36 @@ def _check(name: str, value: object, most: int, least: int = 1) -> None:
 
 
 def _slots_for(size: int | str, payload_bytes: int, label_bytes: int, journal_entries: int) -> int:
-    size_bytes = parse_size(size)
+    try:
+        size_bytes = parse_size(size)
+    except ValueError as error:
+        raise ConfigError(f"disk.size: {size!r}: {error}") from None
     footprint = _core.DiskFootprint(payload_bytes, label_bytes, journal_entries)
     slots = int(footprint.slots_in(size_bytes))
     if slots < 1:
-        raise ValueError(
-            f"disk size {format_size(size_bytes)}: not even one page of {footprint.page_bytes} bytes fits; "
-            f"at least {format_size(footprint.bytes(1))} is needed"
+        raise ConfigError(
+            f"disk.size: {format_size(size_bytes)} holds no page; expected at least {format_size(footprint.bytes(1))}, "
+            f"one page of {format_size(footprint.page_bytes)} and the store's own files"
         )
     return min(slots, _MOST_SLOTS)
+
+
+# What a file operation says of a directory that was ill chosen, and not of a disk that fails.
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_UNFIT = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+    *(errno.EINVAL, errno.ENAMETOOLONG, errno.ENXIO, errno.EOPNOTSUPP),
+}
+
+
+def _explained(path: str | Path, error: OSError) -> ConfigError | OSError:
+    """The one line for a file operation that failed while the store was opened."""
+    text = error.strerror or str(error)
+    if error.errno in _NO_SPACE:
+        return ConfigError(f"disk.size: {text}; expected a smaller size, or more free space in {path}")
+    if error.errno in _UNFIT:
+        return ConfigError(
+            f"disk.path: {path}: {text}; expected a directory on a disk in which this user may make files, and in it "
+            "nothing but a store"
+        )
+    return OSError(error.errno, f"disk.path: {path}: {text}")

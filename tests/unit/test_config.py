@@ -1,12 +1,13 @@
 """Configuration: one set of names everywhere, and one clear line for each fault."""
 
+import pydoc
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from kvtier.config import CacheConfig, ConfigError, DiskConfig, HostConfig, format_size, keys, parse_size
+from kvtier.config import CacheConfig, ConfigError, DiskConfig, HostConfig, format_size, keys, parse_size, readable_size
 
 
 def load(path: Path | None = None, environ: dict[str, str] | None = None, **overrides: Any) -> CacheConfig:
@@ -155,3 +156,17 @@ def test_configuration_cannot_change_under_a_running_cache() -> None:
 def test_every_key_is_explained() -> None:
     assert all(keys().values())
     assert "mover.bytes_in_flight" in keys()
+
+
+def test_sizes_for_people() -> None:
+    sizes = (100, 4096, 3 << 20, (4 << 30) - 4096, 1000 << 30, 5 << 40)
+    assert [readable_size(size) for size in sizes] == ["100 B", "4 KiB", "3 MiB", "4 GiB", "1000 GiB", "5 TiB"]
+
+
+@pytest.mark.parametrize("section", [CacheConfig, HostConfig, DiskConfig], ids=lambda section: section.__name__)
+def test_help_says_what_each_field_means(section: type[CacheConfig | HostConfig | DiskConfig]) -> None:
+    text = pydoc.plain(pydoc.render_doc(section))
+    for name, info in section.model_fields.items():
+        assert name in text
+        assert info.description is None or info.description.splitlines()[0] in text
+    assert section is not HostConfig or "size = 4GiB" in text

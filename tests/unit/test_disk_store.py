@@ -32,6 +32,7 @@ from disk_kit import (
     put,
     served,
 )
+from kvtier.config import ConfigError
 from kvtier.tiers.disk import slots_in
 
 
@@ -120,12 +121,15 @@ class TestReopening:
     @pytest.mark.parametrize(
         ("changes", "named"),
         [
-            ({"slots": SLOTS + 1}, r"slots 8 is stored, 9 is wanted"),
-            ({"payload_bytes": PAYLOAD + 8}, r"payload_bytes 3000 is stored, 3008 is wanted"),
-            ({"label_bytes": 68}, r"label_bytes 64 is stored, 68 is wanted"),
-            ({"rank": 1, "world": 2}, r"rank 0 is stored, 1 is wanted"),
-            ({"world": 2}, r"world 1 is stored, 2 is wanted"),
-            ({"geometry_tag": TAG[::-1]}, rf"geometry tag {TAG.hex()[:16]}\.\.\. is stored, .* \(other layers"),
+            ({"slots": SLOTS + 1}, r"disk\.size: 9 pages wanted, but the store in .* has 8; expected the size"),
+            ({"payload_bytes": PAYLOAD + 8}, r"disk\.path: .* payload_bytes 3000, 3008 is wanted"),
+            ({"label_bytes": 68}, r"disk\.path: .* label_bytes 64, 68 is wanted"),
+            ({"rank": 1, "world": 2}, r"disk\.path: .* rank 0, 1 is wanted"),
+            ({"world": 2}, r"disk\.path: .* world 1, 2 is wanted"),
+            (
+                {"geometry_tag": TAG[::-1]},
+                rf"disk\.path: .* another geometry .* tag {TAG.hex()[:16]}\.\.\. is stored",
+            ),
         ],
     )
     def test_refuses_another_kind_of_page_and_says_how_to_go_on(
@@ -134,7 +138,7 @@ class TestReopening:
         with make(folder) as store:
             put(store, 1, 1)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
-        with pytest.raises(ValueError, match=rf"/table: {named}.*delete the files in .* to start anew$"):
+        with pytest.raises(ValueError, match=rf"^{named}.*delete the files in it to start anew$"):
             make(folder, **changes)
         after = {path.name: path.read_bytes() for path in folder.iterdir()}
         assert after | {"lock": b""} == before | {"lock": b""}
@@ -332,7 +336,7 @@ class TestRefusals:
             ({"slots": True}, "slots is True"),
             ({"slots": 4, "size": 5}, "exactly one of the two"),
             ({"slots": None}, "exactly one of the two"),
-            ({"size": "10KiB"}, r"size 10KiB: not even one page of 4096 bytes fits; at least .* is needed$"),
+            ({"size": "10KiB"}, r"^disk\.size: 10KiB holds no page; expected at least .*, one page of 4KiB"),
             ({"size": "a lot"}, "64GiB"),
             ({"payload_bytes": 0}, "payload_bytes is 0"),
             ({"payload_bytes": 2**40}, "payload_bytes is 1099511627776"),
@@ -340,8 +344,8 @@ class TestRefusals:
             ({"geometry_tag": b"x"}, "geometry_tag: 1 bytes were given, 32 are needed"),
             ({"rank": 2, "world": 2}, "rank 2: must be below world, 2"),
             ({"rank": -1}, "rank is -1"),
-            ({"io": "fast"}, '"auto", "io_uring" or "threads" is possible'),
-            ({"direct": "maybe"}, '"auto", "on" or "off" is possible'),
+            ({"io": "fast"}, r'^disk\.io: "fast"; expected "auto", "io_uring" or "threads"$'),
+            ({"direct": "maybe"}, r'^disk\.direct: "maybe"; expected "auto", "on" or "off"$'),
         ],
     )
     def test_names_the_field_and_what_would_do(self, folder: Path, changes: dict[str, object], named: str) -> None:
@@ -353,7 +357,7 @@ class TestRefusals:
     def test_more_than_the_disk_has_leaves_nothing_behind(self, folder: Path) -> None:
         free = shutil.disk_usage(folder).free
         with pytest.raises(
-            ValueError, match=r"^disk size: \d+ slots need \d+ MiB more in .*, where \d+ MiB are free; "
+            ValueError, match=r"^disk\.size: \d+ pages need \d+ MiB more in .*, where \d+ MiB are free; expected"
         ):
             make(folder, slots=min(free // (1 << 30) + 64, 1 << 20), payload_bytes=1 << 30)
         assert list(folder.iterdir()) == []
@@ -362,12 +366,13 @@ class TestRefusals:
         with make(folder) as store:
             put(store, 1, 1)
             child = in_child(SECOND, folder)
-            assert f"in use by another process (pid {os.getpid()}); give each process its own" in child.stdout
-            with pytest.raises(ValueError, match="in use by another process"):
+            other = f"in use by another process (pid {os.getpid()}); expected a directory of its own for each cache"
+            assert child.stdout == f"disk.path: {folder}: {other}\n"
+            with pytest.raises(ConfigError, match=r"^disk\.path: .*: in use by this process; expected a directory"):
                 make(folder)
             (folder / "lock").unlink()  # a cleaner's mistake
             child = in_child(SECOND, folder)
-            assert "in use by another process" in child.stdout
+            assert "in use, though its lock file was removed" in child.stdout
             assert served(store, 1, 1)
         with make(folder) as store:
             assert served(store, 1, 1)
@@ -380,7 +385,7 @@ class TestRefusals:
         target.write_bytes(b"precious")
         (folder / name).unlink()
         (folder / name).symlink_to(target)
-        with pytest.raises(OSError, match="symbolic link"):
+        with pytest.raises(ConfigError, match=r"^disk\.path: .* is a symbolic link, .*; expected a directory"):
             make(folder)
         assert target.read_bytes() == b"precious"
 
@@ -389,11 +394,11 @@ class TestRefusals:
         make(folder).close()
         (folder / name).unlink()
         (folder / name).mkdir()
-        with pytest.raises(OSError, match=name):
+        with pytest.raises(ConfigError, match=rf"^disk\.path: .*{name}.*; expected a directory"):
             make(folder)
         (folder / name).rmdir()
         os.mkfifo(folder / name)
-        with pytest.raises(OSError, match=name):
+        with pytest.raises(ConfigError, match=rf"^disk\.path: .*{name}.*; expected a directory"):
             make(folder)
 
 
@@ -422,7 +427,8 @@ def test_says_what_it_is(folder: Path, direct: str) -> None:
     with make(folder, direct=direct, io="threads") as store:
         line = store.describe()
         assert store.native.direct == (direct == "on")
-        assert line.startswith("disk: 8 pages of 4096 bytes (")
+        assert line.startswith("disk: ")
+        assert "8 pages of 4 KiB in " in line
         assert str(folder) in line
         assert store.native.io.why in line
         assert ("buffered I/O" in line) == (direct == "off") or not store.native.io.direct

@@ -19,10 +19,10 @@ def test_finds_out_by_doing_it_and_leaves_nothing_behind(tmp_path: Path) -> None
 
 
 def test_names_a_missing_path_and_a_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^disk path .*/absent: does not exist, an existing directory is needed$"):
+    with pytest.raises(ValueError, match=r"^disk\.path: .*/absent: does not exist; expected an existing directory"):
         _core.probe_io(str(tmp_path / "absent"))
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"^disk path .*/file: is not a directory$"):
+    with pytest.raises(ValueError, match=r"^disk\.path: .*/file: is not a directory; expected an existing"):
         _core.probe_io(str(tmp_path / "file"))
     with pytest.raises(ValueError, match=r"is not a directory|Not a directory"):
         _core.probe_io(str(tmp_path / "file" / "below"))
@@ -33,9 +33,15 @@ def test_refuses_memory_as_a_disk() -> None:
     if not (shm.is_dir() and os.access(shm, os.W_OK)):
         pytest.skip("no tmpfs on this machine")
     before = set(shm.iterdir())
-    with pytest.raises(ValueError, match=r"^disk path /dev/shm: is on tmpfs, which is memory"):
+    with pytest.raises(ValueError, match=r"^disk\.path: /dev/shm: is on tmpfs, which is memory"):
         _core.probe_io(str(shm))
     assert set(shm.iterdir()) <= before
+
+
+@pytest.mark.parametrize("path", ["/proc", "/sys"])
+def test_refuses_what_stores_no_files(path: str) -> None:
+    with pytest.raises(ValueError, match=rf"^disk\.path: {path}: is on (proc|sysfs), which stores no files; expected"):
+        _core.probe_io(path)
 
 
 READ_ONLY = """
@@ -57,4 +63,4 @@ def test_names_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
         folder.chmod(0o555)
         child = in_child(READ_ONLY, folder)
         folder.chmod(0o755)
-    assert child.stdout == "disk path .: is not writable for this user, a writable directory is needed\n", child.stderr
+    assert child.stdout == "disk.path: .: is not writable for this user; expected a writable directory\n", child.stderr
