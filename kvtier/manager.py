@@ -301,10 +301,11 @@ class CacheManager:
         return CacheStats.gather(self._counts, self.catalog, self.placement, self._tiers)
 
     def describe(self) -> str:
-        """One line: what was really built, bytes and slots per tier, I/O path, write policy, and warnings."""
+        """One line: what was really built, a clause for each tier with its bytes and pages, the I/O path, the write
+        policy, and warnings. ``replace("; ", "\\n")`` makes it a list."""
         writes = f"writes: host {self.config.host.write}"
         if Tier.DISK in self._tiers:
-            writes += f", disk {self.config.disk.write}; {self.adopted} pages adopted from disk"
+            writes += f", disk {self.config.disk.write}"
         return "; ".join([self.plane.describe(), writes, *(f"WARNING {text}" for text in self.plane.warnings())])
 
     def close(self, flush_seconds: float = 10.0) -> None:

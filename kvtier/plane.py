@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvtier import budget
 from kvtier._core import Tier
 from kvtier.catalog import memory_bound
+from kvtier.config import readable_size
 from kvtier.messages import Completion, Hello, Priority, Transfer
 from kvtier.mover import Mover
 from kvtier.tiers.disk import INDEX_BYTES, DiskStore
@@ -118,7 +119,7 @@ class LocalDataPlane:
 
     def describe(self) -> str:
         parts = [pool.describe() for pool in (self.device, self.host, self.disk) if pool is not None]
-        return "; ".join([*parts, f"host memory: at most {self.memory.describe()}"])
+        return "; ".join([*parts, f"memory: at most {readable_size(self.memory.total)}, all of it but the device's"])
 
     def warnings(self) -> list[str]:
         return [*self._notes, *self.mover.warnings()]

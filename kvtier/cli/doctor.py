@@ -19,7 +19,8 @@ import kvtier
 from kvtier.budget import HUGE_PAGE, allowance
 from kvtier.cli.main import BAD_INPUT
 from kvtier.cli.options import ConfigFile, Settings, load_config
-from kvtier.config import CacheConfig, format_size
+from kvtier.config import CacheConfig, format_size, readable_size
+from kvtier.geometry import KVGeometry
 
 GOOD, NOTE, BAD = "good", "note", "bad"
 _INSTRUCTIONS = ("avx2", "avx512f", "sha_ni")
@@ -37,13 +38,14 @@ class Finding:
 
 def command(
     path: Annotated[Path | None, typer.Option("--path", help="A directory to probe as a disk tier.")] = None,
+    geometry: Annotated[str, typer.Option(help="The model whose pages are reckoned with.")] = "llama-3-8b",
     config: ConfigFile = None,
     settings: Settings = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Say what kvtier would build here, and what holds it back; exit code 2 if what is asked for cannot be."""
     wanted = load_config(config, settings, **{"disk.path": path})
-    findings = list(examine(wanted))
+    findings = list(examine(wanted, KVGeometry.named(geometry, block_size=wanted.block_size)))
     if json:
         for finding in findings:
             print(json_module.dumps(asdict(finding)))
@@ -62,14 +64,17 @@ def _print(findings: list[Finding]) -> None:
     Console().print(table)
 
 
-def examine(config: CacheConfig) -> Iterator[Finding]:
-    """Everything that decides what a cache with this configuration is built from."""
+def examine(config: CacheConfig, geometry: KVGeometry) -> Iterator[Finding]:
+    """Everything that decides what a cache with this configuration is built from, and its tiers for ``geometry``."""
     yield _engine()
     yield _processor()
     yield _memory(config)
+    yield _host_tier(config, geometry)
     yield _huge_pages()
     yield _locked_memory()
     yield _disk(config)
+    if config.disk.path is not None:
+        yield _disk_tier(config, geometry)
     yield _torch()
     yield _gpu()
     yield _nvcc()
@@ -98,11 +103,32 @@ def _processor() -> Finding:
 
 def _memory(config: CacheConfig) -> Finding:
     allowed = allowance()
-    text = f"{format_size(allowed.bytes)} left of {allowed.limited_by}"
+    text = f"{readable_size(allowed.bytes)} left of {allowed.limited_by}"
     if config.host.size > allowed.bytes:
         size = format_size(config.host.size)
         return Finding("memory", text, BAD, f"host.size of {size} does not fit; set a smaller one")
     return Finding("memory", f"{text}; host.size {format_size(config.host.size)} fits")
+
+
+def _host_tier(config: CacheConfig, geometry: KVGeometry) -> Finding:
+    return _tier("host", config.host.size // geometry.page_bytes, config.host.size, config.host.write, geometry)
+
+
+def _disk_tier(config: CacheConfig, geometry: KVGeometry) -> Finding:
+    from kvtier.tiers.disk import slots_in
+
+    slots = slots_in(config.disk.size, geometry.payload_bytes, 4 * geometry.block_size)
+    return _tier("disk", slots, config.disk.size, config.disk.write, geometry)
+
+
+def _tier(name: str, slots: int, size: int, write: str, geometry: KVGeometry) -> Finding:
+    page = geometry.page_bytes
+    if not slots:
+        advice = f"{name}.size of {format_size(size)} holds no page of {readable_size(page)}; set a larger one"
+        return Finding(f"{name} tier", "no pages", BAD, advice)
+    tokens = slots * geometry.block_size
+    text = f"{readable_size(slots * page)}, {slots} pages of {readable_size(page)}, {tokens:,} tokens"
+    return Finding(f"{name} tier", f"{text}; write: {write}")
 
 
 def _huge_pages() -> Finding:
@@ -134,7 +160,7 @@ def _disk(config: CacheConfig) -> Finding:
         return Finding("disk", path, BAD, " ".join(str(error).split()))
     free = shutil.disk_usage(path).free
     how = f"{'io_uring' if probe.uring else 'threads'}, {'direct' if probe.direct else 'buffered'}"
-    text = f"{path}: {probe.filesystem}, {how}, {format_size(free)} free"
+    text = f"{path}: {probe.filesystem}, {how}, {readable_size(free)} free"
     if config.disk.size > free:
         return Finding("disk", text, BAD, f"disk.size of {format_size(config.disk.size)} does not fit")
     return Finding("disk", text, GOOD if probe.uring and probe.direct else NOTE, probe.why)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtier.config import readable_size
 from kvtier.lab.plots import draw, tokens_in_words
 from kvtier.lab.results import BenchResult, ConcurrencyRow, ContextRow, LoadRow, write_private
 
@@ -124,13 +125,7 @@ def _ratio(value: float | None) -> str:
 
 
 def _bytes(value: int | None) -> str:
-    if value is None:
-        return "–"
-    for unit in ("GiB", "MiB", "KiB"):
-        scale = 1 << {"GiB": 30, "MiB": 20, "KiB": 10}[unit]
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}" if value < 100 * scale else f"{value / scale:.0f} {unit}"
-    return "–" if not value else f"{value} B"
+    return readable_size(value) if value else "–"
 
 
 def _on(offload: bool) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier import _core
+from kvtier.config import readable_size
 from kvtier.geometry import KVGeometry
 
 
@@ -69,8 +70,8 @@ class DevicePool:
     def describe(self) -> str:
         """One line for people."""
         return (
-            f"device: {self.slots} pages of {self.payload_bytes} bytes in {self.segments} segments each, "
-            f"{self.geometry.layout_tag}, in host memory"
+            f"device: {readable_size(self.bytes)}, {self.slots} pages of {readable_size(self.payload_bytes)} "
+            "in host memory"
         )
 
     def _checked(self, slot: int) -> int:

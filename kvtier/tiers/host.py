@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier import _core
+from kvtier.config import readable_size
 from kvtier.geometry import KVGeometry
 
 
@@ -44,8 +45,8 @@ class HostArena:
         """One line for people: size, pages, and whether they are huge."""
         share = self.native.huge_bytes / self.native.mapped_bytes
         return (
-            f"host: {self.slots} pages of {self.page_bytes} bytes ({self.bytes / 2**30:.2f} GiB), "
-            f"{share:.0%} on huge pages, copied by {_core.copy_kernels()} kernels"
+            f"host: {readable_size(self.bytes)}, {self.slots} pages of {readable_size(self.page_bytes)}, "
+            f"{share:.0%} on huge pages, {_core.copy_kernels()} copies"
         )
 
 

@@ -15,6 +15,7 @@ import kvtier
 from kvtier.cli import app, bench, doctor, main
 from kvtier.cli.tables import number
 from kvtier.config import CacheConfig
+from kvtier.geometry import KVGeometry
 from kvtier.lab.figures import Figure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,10 +141,20 @@ def test_numbers_are_short() -> None:
 
 
 def test_doctor_says_what_would_be_built(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["doctor", "--json", "--set", "host.size=1MiB"]) == 0
+    assert main.main(["doctor", "--json", "--set", "host.size=1MiB", "--geometry", "smollm2-135m"]) == 0
     found = {line["what"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
     assert {"native engine", "processor", "memory", "huge pages", "disk", "torch", "NVIDIA driver"} <= set(found)
     assert "1MiB fits" in found["memory"]["found"]
+
+
+def test_doctor_has_a_line_for_each_tier(tmp_path: Path) -> None:
+    config = CacheConfig.load_from(environ={}, **{"disk.path": tmp_path, "disk.size": "1GiB", "host.size": "512MiB"})
+    geometry = KVGeometry.named("llama-3-8b", block_size=16)
+    host, disk = doctor._host_tier(config, geometry), doctor._disk_tier(config, geometry)
+    assert host == doctor.Finding("host tier", "512 MiB, 256 pages of 2 MiB, 4,096 tokens; write: at_once")
+    assert disk.found.startswith("1022 MiB, 511 pages of 2 MiB, 8,176 tokens; write: at_once")
+    small = CacheConfig.load_from(environ={}, **{"host.size": "1MiB"})
+    assert doctor._host_tier(small, geometry).verdict == "bad"
 
 
 def test_doctor_probes_a_disk_by_using_it(tmp_path: Path) -> None:

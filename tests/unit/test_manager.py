@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -273,8 +275,10 @@ def test_refuses_a_host_tier_without_room_for_a_page(geometry, namespace):
 def test_says_what_was_built(rig):
     line = rig.manager.describe()
     assert "\n" not in line
-    for word in ("host", "disk", "pages", "at_once"):
-        assert word in line
+    clauses = line.split("; ")
+    assert [clause.partition(":")[0] for clause in clauses[:5]] == ["device", "host", "disk", "memory", "writes"]
+    for clause in clauses[:3]:
+        assert re.match(r"\w+: [\d.]+ [KMGT]iB, \d+ pages of [\d.]+ [KMGT]iB", clause)
 
 
 @pytest.mark.parametrize("started", [False, True], ids=["matched", "loading"])

@@ -168,7 +168,7 @@ def test_host_arena_says_truly_whether_its_pages_are_huge() -> None:
             elif inside and first == "AnonHugePages:":
                 huge += int(line.split()[1]) * 1024
     assert arena.huge_pages == (min(huge, arena.native.mapped_bytes) >= 0.9 * arena.native.mapped_bytes)
-    assert "64 pages of 1048576 bytes" in arena.describe()
+    assert "64 pages of 1 MiB" in arena.describe()
 
 
 def test_host_arena_refuses_more_than_the_machine_has() -> None:
