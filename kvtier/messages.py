@@ -2,7 +2,8 @@
 
 The control plane decides and never touches a byte; the data plane moves bytes and never decides. Who calls what: the
 control plane calls :meth:`DataPlane.hello` once, then ``submit``, ``cancel``, ``invalidate`` and ``poll``, all from its
-own thread. The data plane never calls back. In one process the messages are plain values.
+own thread. The data plane never calls back. In one process the messages are plain values; where the data planes are in
+other processes, `kvtier.relay` carries them: an :data:`Order` is what goes down, a `Completion` what comes up.
 """
 
 from __future__ import annotations
@@ -18,7 +19,19 @@ from kvtier import _core
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Completion", "DataPlane", "Hello", "HopReport", "Priority", "Transfer"]
+__all__ = [
+    "Cancel",
+    "Completion",
+    "DataPlane",
+    "Forget",
+    "Hello",
+    "HopReport",
+    "Invalidate",
+    "Order",
+    "Priority",
+    "Promote",
+    "Transfer",
+]
 
 
 class Priority(IntEnum):
@@ -42,6 +55,36 @@ class Transfer(NamedTuple):
     priority: Priority = Priority.DEMAND
     deadline: float = 0.0
     """On ``time.monotonic()``'s clock; no hop starts after it. 0: none."""
+
+
+class Cancel(NamedTuple):
+    """Start no further hop of a transfer."""
+
+    ticket: int
+
+
+class Promote(NamedTuple):
+    """Serve a transfer at least as urgently as this from now on; ``deadline`` as in :class:`Transfer`."""
+
+    ticket: int
+    priority: Priority
+    deadline: float
+
+
+class Invalidate(NamedTuple):
+    """Nothing of ``space`` (None: of any namespace) that is older than ``generation`` may be served again."""
+
+    space: bytes | None
+    generation: int
+
+
+class Forget(NamedTuple):
+    """Clear the disk's records in these slots, uint32 [n]."""
+
+    slots: npt.NDArray[np.uint32]
+
+
+Order = Transfer | Cancel | Promote | Invalidate | Forget
 
 
 class HopReport(NamedTuple):
@@ -84,6 +127,8 @@ class Hello(NamedTuple):
     page_bytes: int
     inventory_slots: npt.NDArray[np.uint32]
     inventory_identities: npt.NDArray[np.uint8]
+    generation: int = 0
+    """Of every namespace that was not invalidated on its own since."""
 
 
 class DataPlane(Protocol):

@@ -2,6 +2,9 @@
 
 It owns the write policy (when a page goes down) and the account of what is under way. It holds no bytes and no thread:
 the manager calls it from the engine's thread.
+
+Where the device is foreign, the catalog knows no slot of it: calls that move pages to or from it are given the engine's
+own block ids, ``device``, one for each node.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Bringing", "Placement"]
 
 Nodes = npt.NDArray[np.uint32]
+Slots = npt.NDArray[np.uint32]
 
 ONBOARD = (Tier.HOST, Tier.DEVICE)
 STAGE = (Tier.DISK, Tier.HOST)
@@ -49,6 +53,8 @@ class Bringing:
     blocks: int
     """The prefix that is there or on its way; nothing can bring what follows it."""
     tickets: tuple[int, ...]
+    counts: tuple[int, ...]
+    """How many blocks each ticket brings; where nothing was there and nothing waits, they sum to ``blocks``."""
     waits: bool
     """Pages that other requests' transfers are bringing are part of the prefix: look again when any has ended."""
 
@@ -89,28 +95,37 @@ class Placement:
 
     # ---- issuing -------------------------------------------------------------------------------------------------
 
-    def bring(self, nodes: Nodes, request: int, deadline: float, *, start: bool = True) -> Bringing:
+    def bring(
+        self, nodes: Nodes, request: int, deadline: float, *, start: bool = True, device: Slots | None = None
+    ) -> Bringing:
         """Order what is needed for the pages of ``nodes`` to be on the device; without ``start`` order nothing new.
 
         |== on the device ==|-- others load it --|-- host --|---- disk ----|  cut at the first page
         |      nothing      |        wait        |  onboard | stage+onboard|  that none of these can bring
+
+        What others load reaches no foreign device: there it ends the prefix.
         """
         plan = self._plan(nodes)
         stop = (plan == _Plan.NEVER) if start else (plan != _Plan.THERE)
+        if device is not None:
+            stop |= plan == _Plan.WAIT
         end = int(np.argmax(stop)) if stop.any() else len(plan)
         tickets: list[int] = []
+        counts: list[int] = []
         edges = np.flatnonzero(np.diff(plan[:end])) + 1
         for first, last in zip([0, *edges.tolist()], [*edges.tolist(), end], strict=True):
             if first == last or plan[first] <= _Plan.WAIT:
                 continue
             path = ONBOARD if plan[first] == _Plan.ONBOARD else STAGE_ONBOARD
-            ticket, count = self.load(path, nodes[first:last], request, Priority.DEMAND, deadline)
+            blocks = None if device is None else device[first:last]
+            ticket, count = self.load(path, nodes[first:last], request, Priority.DEMAND, deadline, blocks)
             if ticket:
                 tickets.append(ticket)
+                counts.append(count)
             if count < last - first:
                 end = first + count
                 break
-        return Bringing(end, tuple(tickets), bool((plan[:end] == _Plan.WAIT).any()))
+        return Bringing(end, tuple(tickets), tuple(counts), bool((plan[:end] == _Plan.WAIT).any()))
 
     def _plan(self, nodes: Nodes) -> npt.NDArray[np.uint8]:
         """For each block, how its page gets to the device from where it is now; uint8 [blocks] of _Plan."""
@@ -132,10 +147,17 @@ class Placement:
         return int(np.argmax(lost)) if self.disk_offline and lost.any() else len(tiers)
 
     def load(
-        self, path: tuple[Tier, ...], nodes: Nodes, request: int, priority: Priority, deadline: float
+        self,
+        path: tuple[Tier, ...],
+        nodes: Nodes,
+        request: int,
+        priority: Priority,
+        deadline: float,
+        device: Slots | None = None,
     ) -> tuple[int, int]:
         """Start moving the pages of ``nodes`` up along ``path``; returns (ticket, how many of them, a prefix)."""
-        return self._issue(path, nodes, request, priority, deadline, backed_only=priority is not Priority.DEMAND)
+        backed_only = priority is not Priority.DEMAND
+        return self._issue(path, nodes, request, priority, deadline, backed_only=backed_only, device=device)
 
     def _issue(
         self,
@@ -146,11 +168,14 @@ class Placement:
         deadline: float,
         *,
         backed_only: bool,
+        device: Slots | None = None,
     ) -> tuple[int, int]:
         reservation = self._catalog.reserve(path, nodes, request, backed_only=backed_only)
         if not reservation.count:
             return 0, 0
         moved = nodes[: reservation.count]
+        if device is not None:
+            reservation.slots[path.index(Tier.DEVICE)] = device[: reservation.count]
         transfer = Transfer(
             reservation.ticket, path, reservation.slots, self._catalog.identities(moved), priority, deadline
         )
@@ -167,32 +192,49 @@ class Placement:
         self._under_way[reservation.ticket] = _UnderWay(path, moved)
         return reservation.ticket, reservation.count
 
-    def store(self, path: tuple[Tier, ...], nodes: Nodes, priority: Priority = Priority.BACKGROUND) -> None:
-        """Copy down the pages of ``nodes`` that the next tier lacks; what finds no room or no place is dropped."""
+    def store(
+        self,
+        path: tuple[Tier, ...],
+        nodes: Nodes,
+        priority: Priority = Priority.BACKGROUND,
+        device: Slots | None = None,
+    ) -> int:
+        """Copy down the pages of ``nodes`` that the next tier lacks; what finds no room or no place is dropped.
+
+        Returns the transfer's ticket, 0 for none.
+        """
         source, target = path
         if target is Tier.DISK and self.disk_offline:
             self.stores_dropped += len(nodes)
-            return
+            return 0
         residency = self._catalog.state(nodes)[1]
-        wanted = nodes[(residency[:, source] == Residency.READY) & (residency[:, target] == Residency.ABSENT)]
+        lacking = residency[:, target] == Residency.ABSENT
+        if device is None:
+            lacking &= residency[:, source] == Residency.READY
+        wanted = nodes[lacking]
         if not len(wanted):
-            return
-        _, count = self._issue(path, wanted, 0, priority, 0.0, backed_only=False)
+            return 0
+        blocks = None if device is None else device[lacking]
+        ticket, count = self._issue(path, wanted, 0, priority, 0.0, backed_only=False, device=blocks)
         self.stores_dropped += len(wanted) - count
+        return ticket
 
     # ---- the write policy ----------------------------------------------------------------------------------------
 
-    def on_computed(self, nodes: Nodes) -> None:
-        """New blocks are ready on the device."""
+    def on_computed(self, nodes: Nodes, device: Slots | None = None) -> int:
+        """New blocks are ready on the device; returns the ticket of what it led to, 0 for nothing."""
         if len(nodes) and self._write.get(OFFLOAD) == "at_once":
-            self.store(OFFLOAD, nodes)
+            return self.store(OFFLOAD, nodes, device=device)
+        return 0
 
-    def on_hit(self, nodes: Nodes) -> None:
-        """Blocks are ready on the device and in use for a second time or more."""
+    def on_hit(self, nodes: Nodes, device: Slots | None = None) -> int:
+        """Blocks are ready on the device and in use for a second time or more; returns as ``on_computed`` does."""
+        ticket = 0
         if len(nodes) and self._write.get(OFFLOAD) == "second_use":
-            self.store(OFFLOAD, nodes)
+            ticket = self.store(OFFLOAD, nodes, device=device)
         if len(nodes) and self._write.get(SPILL) == "second_use":
             self.store(SPILL, nodes)
+        return ticket
 
     def swap_out(self, nodes: Nodes) -> None:
         """A preempted sequence's pages go down whatever the policy says of computed ones, unless it says never."""
@@ -265,3 +307,12 @@ class Placement:
     @property
     def under_way(self) -> int:
         return len(self._under_way)
+
+    @property
+    def moving(self) -> int:
+        """Transfers under way whose end can be expected: not those that hang."""
+        return sum(not transfer.hangs for transfer in self._under_way.values())
+
+    def runs(self, ticket: int) -> bool:
+        """Whether the data plane has not said its last word on the ticket."""
+        return ticket in self._under_way

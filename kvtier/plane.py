@@ -31,6 +31,9 @@ __all__ = ["LocalDataPlane"]
 class LocalDataPlane:
     """The data plane of this process, sized by ``config``; see :class:`kvtier.messages.DataPlane` for its calls.
 
+    ``label_bytes`` is what names a block: its token ids if not given, 32 for an engine's hashes. ``rank`` of ``world``
+    is whose part of the KV this is.
+
     Raises :class:`kvtier.config.ConfigError`, ValueError or OSError for sizes and paths that cannot be served; whatever
     was opened by then is closed again. ``throttle`` makes the disk as slow as it says, for tests and benchmarks.
     """
@@ -42,8 +45,12 @@ class LocalDataPlane:
         device: DevicePool | None,
         *,
         throttle: Throttle | None = None,
+        label_bytes: int | None = None,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
         payload = geometry.payload_bytes
+        self._label_bytes = 4 * geometry.block_size if label_bytes is None else label_bytes
         slots = budget.slots_in("host.size", config.host.size, payload)
         self._generations: dict[bytes, int] = {}
         self._floor = self._generation = 0
@@ -51,7 +58,7 @@ class LocalDataPlane:
         self.disk: DiskStore | None = None
         with ExitStack() as stack:
             if config.disk.path is not None:  # first, since it says at once what is wrong with a path
-                self.disk = stack.enter_context(DiskStore.open(config, geometry))
+                self.disk = stack.enter_context(self._open(config, geometry, rank, world))
             self.memory = self._bound(config, geometry, slots)
             note = budget.check_memory(self.memory)
             self._notes = [note] if note else []
@@ -59,12 +66,15 @@ class LocalDataPlane:
             self.mover = Mover.open(config, self.device, self.host, self.disk, throttle)
             stack.pop_all()
 
+    def _open(self, config: CacheConfig, geometry: KVGeometry, rank: int, world: int) -> DiskStore:
+        return DiskStore.open(config, geometry, label_bytes=self._label_bytes, rank=rank, world=world)
+
     def _bound(self, config: CacheConfig, geometry: KVGeometry, host_slots: int) -> budget.MemoryBound:
         """What all of it will take of host memory at most, the control plane's catalog included."""
         disk_slots = self.disk.slots if self.disk is not None else 0
         device_slots = self.device.slots if self.device is not None else 0
         tiers = sum(slots > 0 for slots in (device_slots, host_slots, disk_slots))
-        catalog = memory_bound(device_slots + host_slots + disk_slots, tiers, 4 * geometry.block_size)
+        catalog = memory_bound(device_slots + host_slots + disk_slots, tiers, self._label_bytes)
         return budget.memory_bound(
             config.host.size, geometry.payload_bytes, catalog=catalog, disk_index=disk_slots * INDEX_BYTES
         )
@@ -77,7 +87,7 @@ class LocalDataPlane:
         if self.disk is not None:
             capacity[Tier.DISK] = self.disk.slots
             slots, identities = self.disk.records()
-        return Hello(capacity, self.host.page_bytes, slots, identities)
+        return Hello(capacity, self.host.page_bytes, slots, identities, self.generation(bytes(32)))
 
     def submit(self, transfer: Transfer) -> bool:
         return self.mover.submit(transfer)

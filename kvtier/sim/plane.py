@@ -82,11 +82,12 @@ class SimulatedPlane:
         return True
 
     def _claim(self, transfer: Transfer) -> None:
-        """A destination of one transfer may be no source and no destination of another that still runs."""
+        """A destination of one transfer may be no source and no destination of another's page that still runs."""
         for running in self._running.values():
+            runs = (running.status == PageStatus.PENDING).any(axis=0)
             for tier, slots in zip(transfer.path[1:], transfer.slots[1:], strict=True):
                 for other, theirs in zip(running.transfer.path, running.transfer.slots, strict=True):
-                    if tier == other and len(shared := np.intersect1d(slots, theirs)):
+                    if tier == other and len(shared := np.intersect1d(slots, theirs[runs])):
                         raise ViolationError(
                             f"{tier.name} slot {shared[0]} given to transfer {transfer.ticket} "
                             f"while {running.transfer.ticket} uses it"

@@ -116,8 +116,17 @@ class DiskStore:
         self.notes: str = native.notes  # what was found damaged and mended then; one line, or ""
 
     @classmethod
-    def open(cls, config: "CacheConfig", geometry: "KVGeometry", *, rank: int = 0, world: int = 1) -> Self:
-        """The store that `config.disk` describes, for pages of `geometry` that are labelled by their tokens.
+    def open(
+        cls,
+        config: "CacheConfig",
+        geometry: "KVGeometry",
+        *,
+        label_bytes: int | None = None,
+        rank: int = 0,
+        world: int = 1,
+    ) -> Self:
+        """The store that `config.disk` describes, for pages of `geometry` labelled by their tokens, or else by
+        `label_bytes` bytes.
 
         Raises ConfigError and OSError as the constructor does, and ConfigError when no path is configured.
         """
@@ -126,7 +135,7 @@ class DiskStore:
         return cls(
             config.disk.path,
             payload_bytes=geometry.payload_bytes,
-            label_bytes=4 * geometry.block_size,
+            label_bytes=4 * geometry.block_size if label_bytes is None else label_bytes,
             geometry_tag=geometry.fingerprint,
             size=config.disk.size,
             rank=rank,
