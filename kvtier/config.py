@@ -190,8 +190,9 @@ class CacheConfig(_Section):
     disk: DiskConfig = Field(default_factory=DiskConfig)
     watermarks: WatermarksConfig = Field(default_factory=WatermarksConfig)
     mover: MoverConfig = Field(default_factory=MoverConfig)
-    load_policy: Literal["always"] = "always"
-    """Whether a prefix that was found is loaded or recomputed."""
+    load_policy: Literal["cost", "always", "never"] = "cost"
+    """Whether what is found below the device is loaded: as far as that is predicted to be faster than computing it
+    (what is not known yet is loaded, and learnt from), always, or never."""
     lease_seconds: float = Field(default=60.0, gt=0.0, le=86400.0)
     """How long a match holds its pages for a request that never comes back."""
     load_timeout_seconds: float = Field(default=10.0, gt=0.0, le=3600.0)

@@ -64,6 +64,7 @@ class _UnderWay:
     lanes: list[str]
     bytes: int
     priority: Priority
+    submitted: float
     expected_end: float | None
 
 
@@ -85,10 +86,8 @@ class CostModel:
 
     # ---- learning ------------------------------------------------------------------------------------------------
 
-    def submitted(
-        self, ticket: int, path: Sequence[Tier], blocks: int, priority: Priority, now: float, scale: float = 1.0
-    ) -> None:
-        """A transfer of ``blocks`` pages was queued. ``scale``: of a prediction that is expected to be shared."""
+    def submitted(self, ticket: int, path: Sequence[Tier], blocks: int, priority: Priority, now: float) -> None:
+        """A transfer of ``blocks`` pages was queued."""
         lanes, size = lanes_of(path), blocks * self.page_bytes
         seconds = self.load(path, blocks, now, priority)
         for name in lanes:
@@ -96,7 +95,7 @@ class CostModel:
             if not any(lane.queued):
                 lane.busy_since = now
             lane.queued[priority] += size
-        self._under_way[ticket] = _UnderWay(lanes, size, priority, None if seconds is None else now + seconds * scale)
+        self._under_way[ticket] = _UnderWay(lanes, size, priority, now, None if seconds is None else now + seconds)
 
     def promoted(self, ticket: int, priority: Priority) -> None:
         """A transfer under way is now served with another priority."""
@@ -117,8 +116,8 @@ class CostModel:
             for name in known.lanes:
                 self._lanes[name].queued[known.priority] -= known.bytes
         for hop in done.hops:
-            if hop.bytes and hop.lane in self._lanes and hop.ended_s > hop.started_s > 0:
-                self._learn(self._lanes[hop.lane], hop.bytes, hop.started_s, hop.ended_s)
+            if hop.carried and hop.lane in self._lanes and hop.ended_s > hop.started_s > 0:
+                self._learn(self._lanes[hop.lane], hop.carried, hop.started_s, hop.ended_s)
 
     def _learn(self, lane: _Lane, size: int, started: float, ended: float) -> None:
         """The lane's time between two ends, or from an idle lane's start, belongs to the bytes that ended with it."""
@@ -131,6 +130,19 @@ class CostModel:
         size += 0 if idle else lane.pending
         lane.began, lane.ended, lane.pending = started, ended, 0
         lane.fit.observe((1.0 if idle else 0.0, float(size)), seconds)
+
+    def overran(self, tickets: Iterable[int], now: float) -> None:
+        """These have not ended by now: their first lane takes at least that long, whenever they will have ended."""
+        waiting = [known for known in (self._under_way.get(ticket) for ticket in tickets) if known is not None]
+        if not waiting:
+            return
+        lane = self._lanes[waiting[0].lanes[0]]
+        size = sum(known.bytes for known in waiting if self._lanes[known.lanes[0]] is lane)
+        seconds = now - max(lane.ended, min(known.submitted for known in waiting))
+        features = (1.0, float(size))
+        expected = lane.fit.predict(features)
+        if expected is None or seconds > expected:
+            lane.fit.observe(features, seconds)
 
     def observe_prefill(self, new_tokens: int, context: int, seconds: float) -> None:
         """One pass of the model computed ``new_tokens`` behind ``context`` tokens of one request in ``seconds``."""
@@ -188,6 +200,10 @@ class CostModel:
                     return None
                 latest = max(latest, known.expected_end)
         return latest
+
+    def last_end(self, lane: str) -> float:
+        """When a transfer last ended on the lane; 0: never."""
+        return self._lanes[lane].ended
 
     # ---- a profile -----------------------------------------------------------------------------------------------
 

@@ -64,9 +64,11 @@ class Fit:
             self._solve()
 
     def seed(self, coefficients: Sequence[float], weight: float = 3.0) -> None:
-        """Begin with known coefficients, to count as ``weight`` observations."""
+        """Begin anew with known coefficients, to count as ``weight`` observations."""
         if len(coefficients) != self._size or not all(0 <= c < math.inf for c in coefficients):
             raise ValueError(f"coefficients: {list(coefficients)}; accepted: {self._size} of them, zero or more")
+        self._squares = [[0.0] * self._size for _ in coefficients]
+        self._products = [0.0] * self._size
         for i, c in enumerate(coefficients):
             if c > 0:
                 self._squares[i][i] += weight / c**2

@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from kvtier.catalog import Catalog, Residency, Tier
 from kvtier.sequence import Loaded, Sequence, State
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from kvtier.config import CacheConfig
     from kvtier.lookup import Lookup
     from kvtier.placement import Placement
+    from kvtier.policy import LoadPolicy
     from kvtier.sequence import Slots
     from kvtier.stats import Counts
 
@@ -39,6 +39,7 @@ class Loader:
         catalog: Catalog,
         placement: Placement,
         lookup: Lookup,
+        policy: LoadPolicy,
         counts: Counts,
         clock: Callable[[], float],
     ) -> None:
@@ -47,6 +48,7 @@ class Loader:
         self._catalog = catalog
         self._placement = placement
         self._lookup = lookup
+        self._policy = policy
         self._counts = counts
         self._clock = clock
         self._matched: dict[str, Sequence] = {}
@@ -56,11 +58,9 @@ class Loader:
 
     def promise(self, sequence: Sequence) -> int:
         """Put ``sequence`` into state MATCHED, holding what it shall get of its prefix; returns blocks."""
-        match = self._lookup.match(sequence)
-        hit = self._to_load(match.tiers)
-        if hit < match.hit:  # a lease on what is not promised would end with the request only
-            match = self._lookup.match(sequence, limit=hit)
-        sequence.nodes, sequence.origin = match.nodes, match.tiers
+        sequence.choice = None
+        self._choose(sequence, None)
+        sequence.offered = sequence.promised
         sequence.table = sequence.private = np.empty(0, np.uint32)
         sequence.state = State.MATCHED
         sequence.broken = sequence.failed = False
@@ -68,9 +68,13 @@ class Loader:
         self._matched[sequence.request_id] = sequence
         return sequence.promised
 
-    def _to_load(self, tiers: npt.NDArray[np.uint8]) -> int:
-        """Of a prefix whose blocks were found in ``tiers``, the blocks to load; what follows is to be computed."""
-        return self._placement.within_reach(tiers)
+    def _choose(self, sequence: Sequence, limit: int | None) -> None:
+        """Lease what shall be loaded of the prefix; what follows it is to be computed."""
+        match = self._lookup.match(sequence, limit)
+        hit = self._policy.decide(sequence, match).blocks
+        if hit < match.hit:  # a lease on what is not promised would end with the request only
+            match = self._lookup.match(sequence, limit=hit)
+        sequence.nodes, sequence.origin = match.nodes, match.tiers
 
     def waits_for_slots(self, request_id: str) -> bool:
         """Whether the request was promised something and has not been given slots."""
@@ -109,6 +113,8 @@ class Loader:
 
     def _start(self, sequence: Sequence, blocks: int) -> bool:
         """First allocation: private slots for what is to be computed, reserved ones for what is to be loaded."""
+        if self._policy.is_stale(sequence):
+            self._choose(sequence, sequence.promised)
         device = self._catalog.state(sequence.nodes)[1][:, Tier.DEVICE]
         fresh = blocks - sequence.promised
         usage = self._catalog.usage(Tier.DEVICE)
@@ -122,10 +128,11 @@ class Loader:
         self._matched.pop(sequence.request_id)
         sequence.private, sequence.wanted, sequence.state = private, blocks, State.LOADING
         sequence.deadline = self._clock() + self._config.load_timeout_seconds
-        if not sequence.broken and bool((device == Residency.READY).all()):
+        self._policy.begun(sequence)
+        if sequence.promised == sequence.offered and not sequence.broken and bool((device == Residency.READY).all()):
             self._finish(sequence)
         else:
-            # Even when nothing can be brought the engine hears of it by poll: it must not trust the promise.
+            # Even when nothing can or shall be brought the engine hears of it by poll: it must not trust the promise.
             self._loading[sequence.request_id] = sequence
             self._bring(sequence, start=True)
         return True
@@ -158,7 +165,8 @@ class Loader:
         """How long to wait for news: past no load's deadline, and not at all while a request waits for nothing."""
         now = self._clock()
         for sequence in self._loading.values():
-            most = min(most, sequence.deadline - now if sequence.tickets or sequence.waits else 0.0)
+            until = min(sequence.deadline, sequence.review)
+            most = min(most, until - now if sequence.tickets or sequence.waits else 0.0)
         return max(most, 0.0)
 
     def _step(self, sequence: Sequence, ended: Mapping[int, bool], now: float) -> Loaded | None:
@@ -169,6 +177,9 @@ class Loader:
         if now >= sequence.deadline:  # whether or not the data plane says so
             self._placement.abandon(sequence.tickets)
             sequence.tickets.clear()
+        elif now >= sequence.review and not sequence.failed and self._policy.should_cut(sequence, now):
+            self._placement.cancel(sequence.tickets)
+            sequence.failed = True
         late = sequence.failed or now >= sequence.deadline
         if sequence.tickets or (sequence.waits and not ended and not late):
             return None
@@ -199,5 +210,6 @@ class Loader:
         sequence.private = np.empty(0, np.uint32)
         sequence.cached = blocks
         sequence.state = State.RUNNING
+        self._policy.ended(sequence, blocks)
         self._counts.tokens_found.update(sequence.tokens_by_tier(blocks, self._block))
         self._placement.on_hit(sequence.nodes)

@@ -19,11 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier.catalog import Catalog, Tier, TierSpec
+from kvtier.costmodel import CostModel
 from kvtier.loading import Loader
 from kvtier.lookup import SCRATCH, Lookup
 from kvtier.messages import DataPlane
 from kvtier.namespace import check_agreement
 from kvtier.placement import Placement
+from kvtier.policy import LoadPolicy
 from kvtier.prefetch import Prefetched, Prefetcher
 from kvtier.sequence import ComputedBlocks, Loaded, Sequence, Slots, State, as_tokens
 from kvtier.stats import CacheStats, Counts
@@ -57,6 +59,7 @@ class CacheManager:
         *,
         plane: DataPlane | None = None,
         max_nodes: int | None = None,
+        costs: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_agreement(config, geometry, namespace)
@@ -79,12 +82,14 @@ class CacheManager:
                 max_nodes=max_nodes,
             )
             self._device_slots = hello.capacity[Tier.DEVICE]
-            self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes)
+            self.costs = costs or CostModel(hello.page_bytes, bytes_in_flight=config.mover.bytes_in_flight)
+            self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes, self.costs, clock)
             self.adopted = self.placement.adopt(hello)
             stack.pop_all()
         self._counts = Counts()
         self._lookup = Lookup(self.catalog, plane, namespace, self._block)
-        self._loader = Loader(config, self.catalog, self.placement, self._lookup, self._counts, clock)
+        self.policy = LoadPolicy(config, self.catalog, self.placement, self.costs, clock)
+        self._loader = Loader(config, self.catalog, self.placement, self._lookup, self.policy, self._counts, clock)
         self._prefetcher = Prefetcher(self.catalog, self.placement, SCRATCH)
         self._sequences: dict[str, Sequence] = {}
         self._next_request = SCRATCH + 1
@@ -239,6 +244,23 @@ class CacheManager:
         loaded = self._loader.advance(self.placement.settle(self.plane.poll()))
         self.placement.maintain()
         return loaded
+
+    # ---- what things take ----------------------------------------------------------------------------------------
+
+    def observe_prefill(self, new_tokens: int, context: int, seconds: float, request_id: str | None = None) -> None:
+        """One pass of the engine computed ``new_tokens`` behind ``context`` tokens in so many ``seconds``.
+
+        Until the first such word everything found is loaded. ``new_tokens`` counts what the pass computed, padding and
+        repeated rows too; with ``request_id``, :meth:`explain` tells of it.
+        """
+        self.costs.observe_prefill(new_tokens, context, seconds)
+        if request_id is not None:
+            self.policy.computed(request_id, new_tokens, seconds)
+
+    def explain(self, request_id: str) -> str:
+        """One line: what was found for one of the last 1024 requests, what of it was loaded and why, with predicted and
+        actual times. ValueError for another request."""
+        return self.policy.explain(request_id)
 
     # ---- hints, invalidation, the rest ---------------------------------------------------------------------------
 

@@ -102,6 +102,8 @@ class HopReport(NamedTuple):
     """When its first page was taken; 0: none was. On ``time.monotonic()``'s clock, as the next."""
     ended_s: float = 0.0
     """When the last of its pages that were taken came back."""
+    carried: int = 0
+    """Bytes moved in that time, also those of pages that nobody wanted any more."""
 
 
 class Completion(NamedTuple):

@@ -43,7 +43,8 @@ _kept: list[_core.Mover] = []  # of movers with an I/O that never returned and m
 
 def _completion(native: _core.Completion) -> Completion:
     hops = tuple(
-        HopReport(hop.lane, hop.bytes, hop.queue_s, hop.busy_s, hop.started_s, hop.ended_s) for hop in native.hops
+        HopReport(hop.lane, hop.bytes, hop.queue_s, hop.busy_s, hop.started_s, hop.ended_s, hop.carried)
+        for hop in native.hops
     )
     return Completion(native.ticket, native.final, native.status, hops, native.submitted_s, native.finished_s)
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from kvtier.catalog import Catalog, PageStatus, Tier, TierSpec
 from kvtier.config import ConfigError
+from kvtier.costmodel import CostModel
 from kvtier.lookup import Lookup
 from kvtier.placement import Placement
 from kvtier.stats import CacheStats, Counts
@@ -120,7 +121,8 @@ class OffloadManager:
             labels="hash",
             max_nodes=max_nodes,
         )
-        self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes)
+        self.costs = CostModel(hello.page_bytes, bytes_in_flight=config.mover.bytes_in_flight)
+        self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes, self.costs, clock)
         self._lookup = Lookup(self.catalog, plane, namespace, config.block_size)
         self.adopted = self.placement.adopt(hello)
         self._requests: dict[str, _Request] = {}

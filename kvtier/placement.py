@@ -19,23 +19,26 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier.catalog import Catalog, PageStatus, Residency, Tier
+from kvtier.choice import ONBOARD, STAGE_ONBOARD
 from kvtier.messages import Completion, DataPlane, Hello, Priority, Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kvtier.config import CacheConfig
+    from kvtier.costmodel import CostModel
 
 __all__ = ["Bringing", "Placement"]
 
 Nodes = npt.NDArray[np.uint32]
 Slots = npt.NDArray[np.uint32]
 
-ONBOARD = (Tier.HOST, Tier.DEVICE)
-STAGE = (Tier.DISK, Tier.HOST)
-STAGE_ONBOARD = (Tier.DISK, Tier.HOST, Tier.DEVICE)
 OFFLOAD = (Tier.DEVICE, Tier.HOST)
 SPILL = (Tier.HOST, Tier.DISK)
+
+_PARTS = 8  # that a load is cut into at most, each of so many bytes and seconds at least
+_PART_BYTES = 1 << 20
+_PART_SECONDS = 2e-3
 
 
 class _Plan(IntEnum):
@@ -67,9 +70,21 @@ class _UnderWay:
 
 
 class Placement:
-    """Issues transfers and settles them. ``tiers`` are the tiers that there are, fastest first."""
+    """Issues transfers and settles them, and tells ``costs`` of both. ``tiers`` are the tiers that there are, fastest
+    first."""
 
-    def __init__(self, config: CacheConfig, catalog: Catalog, plane: DataPlane, tiers: Sequence[Tier], page_bytes: int):
+    def __init__(
+        self,
+        config: CacheConfig,
+        catalog: Catalog,
+        plane: DataPlane,
+        tiers: Sequence[Tier],
+        page_bytes: int,
+        costs: CostModel,
+        clock: Callable[[], float],
+    ):
+        self._costs = costs
+        self._clock = clock
         self._catalog = catalog
         self._plane = plane
         self._page_bytes = page_bytes
@@ -117,15 +132,27 @@ class Placement:
             if first == last or plan[first] <= _Plan.WAIT:
                 continue
             path = ONBOARD if plan[first] == _Plan.ONBOARD else STAGE_ONBOARD
-            blocks = None if device is None else device[first:last]
-            ticket, count = self.load(path, nodes[first:last], request, Priority.DEMAND, deadline, blocks)
-            if ticket:
-                tickets.append(ticket)
-                counts.append(count)
+            count = 0
+            for part in self._parts(path, nodes[first:last]):
+                blocks = None if device is None else device[first + count : first + count + len(part)]
+                ticket, moved = self.load(path, part, request, Priority.DEMAND, deadline, blocks)
+                count += moved
+                if ticket:
+                    tickets.append(ticket)
+                    counts.append(moved)
+                if moved < len(part):
+                    break
             if count < last - first:
                 end = first + count
                 break
         return Bringing(end, tuple(tickets), tuple(counts), bool((plan[:end] == _Plan.WAIT).any()))
+
+    def _parts(self, path: tuple[Tier, ...], nodes: Nodes) -> list[Nodes]:
+        """A load that takes long goes in parts, so that what has arrived of it is heard of before all has."""
+        seconds = self._costs.load(path, len(nodes), self._clock())
+        most = _PARTS if seconds is None else min(_PARTS, int(seconds / _PART_SECONDS))
+        count = min(most, len(nodes) * self._page_bytes // _PART_BYTES)
+        return np.array_split(nodes, count) if count > 1 else [nodes]
 
     def _plan(self, nodes: Nodes) -> npt.NDArray[np.uint8]:
         """For each block, how its page gets to the device from where it is now; uint8 [blocks] of _Plan."""
@@ -190,6 +217,7 @@ class Placement:
             self.failures["refused"] += reservation.count
             return 0, 0
         self._under_way[reservation.ticket] = _UnderWay(path, moved)
+        self._costs.submitted(reservation.ticket, path, reservation.count, priority, self._clock())
         return reservation.ticket, reservation.count
 
     def store(
@@ -271,6 +299,7 @@ class Placement:
                 known.hangs = True
                 continue
             del self._under_way[done.ticket]
+            self._costs.completed(done)
             self._account(known, done)
             if Tier.HOST in known.path[1:] and self._write.get(SPILL) == "at_once":
                 arrived = known.nodes[done.status[known.path.index(Tier.HOST) - 1] == PageStatus.OK]
@@ -298,11 +327,22 @@ class Placement:
             if ticket in self._under_way:
                 self._plane.cancel(ticket)
 
+    def promote(self, tickets: Iterable[int], deadline: float) -> None:
+        """Somebody waits for these now: serve them as demand."""
+        for ticket in tickets:
+            if ticket in self._under_way:
+                self._plane.promote(ticket, Priority.DEMAND, deadline)
+                self._costs.promoted(ticket, Priority.DEMAND)
+
     def abandon(self, tickets: Iterable[int]) -> None:
         """Expect nothing more of them, whatever the data plane says or does not say: what has not come drains."""
         for ticket in tickets:
             self.cancel((ticket,))
             self._catalog.cancel(ticket)
+
+    def runs(self, ticket: int) -> bool:
+        """Whether more is to be heard of it."""
+        return ticket in self._under_way
 
     @property
     def under_way(self) -> int:

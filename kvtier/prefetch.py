@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtier.catalog import Catalog, Tier
+from kvtier.choice import STAGE
 from kvtier.messages import Priority
-from kvtier.placement import STAGE, Placement
+from kvtier.placement import Placement
 
 if TYPE_CHECKING:
     from kvtier.sequence import TokenIds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from array import array
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,8 @@ from kvtier.catalog import Tier
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
+
+    from kvtier.choice import Choice
 
 __all__ = ["ComputedBlocks", "Loaded", "Sequence", "State"]
 
@@ -77,6 +80,7 @@ class Sequence:
 
     tokens     |<--- num_computed --->|<--- to compute --->|
     blocks     |<- promised ->|                                  promised: matched, maybe still loading
+    blocks     |<-- offered -->|                                 offered: what the engine was told when it was matched
     blocks     |<------ cached ------>|                          cached: offered to the catalog
     table      |<-------------------- table ------------------>|
     """
@@ -99,6 +103,12 @@ class Sequence:
     cacheable: bool = True
     broken: bool = False
     failed: bool = False
+    offered: int = 0
+    chosen_at: float = 0.0
+    choice: Choice | None = None
+    fetched: frozenset[int] = frozenset()
+    started: float = 0.0
+    review: float = inf
 
     @property
     def promised(self) -> int:

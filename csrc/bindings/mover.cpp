@@ -131,7 +131,8 @@ void bind_mover(nb::module_& m) {
       .def_ro("queue_s", &HopReport::queue_s)
       .def_ro("busy_s", &HopReport::busy_s)
       .def_ro("started_s", &HopReport::started_s)
-      .def_ro("ended_s", &HopReport::ended_s);
+      .def_ro("ended_s", &HopReport::ended_s)
+      .def_ro("carried", &HopReport::carried);
   nb::class_<Completion>(m, "Completion", "What became of a transfer: a status per hop and page.")
       .def_ro("ticket", &Completion::ticket)
       .def_ro("final", &Completion::final)

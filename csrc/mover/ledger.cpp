@@ -302,6 +302,7 @@ void Ledger::finish(Transfer& t, int index, std::span<const std::uint32_t> pages
     hop.busy.end(now);
     lane.busy.end(now);
     mark(t, index, pages[i], status[i]);
+    if (status[i] == PageStatus::kOk || status[i] == PageStatus::kCancelled) hop.carried += page_bytes(hop.lane);
     const int next = index + 1;
     if (next == t.hop_count || t.at(next, pages[i]) != PageStatus::kPending) continue;
     if (status[i] == PageStatus::kOk) {
@@ -362,7 +363,8 @@ bool Ledger::next_report(Completion* out, Time now) {
                     to_seconds(hop.queue_wait),
                     to_seconds(hop.busy.total()),
                     to_seconds(hop.started.time_since_epoch()),
-                    to_seconds(hop.ended.time_since_epoch())};
+                    to_seconds(hop.ended.time_since_epoch()),
+                    hop.carried};
   }
   if (!out->final) {
     out->status = t->status;

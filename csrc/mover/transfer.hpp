@@ -66,6 +66,7 @@ struct Hop {
   std::uint32_t in_flight = 0;  // pages an executor holds
   std::uint32_t unsettled = 0;  // pages without a status
   std::uint64_t bytes = 0;      // moved with status OK
+  std::uint64_t carried = 0;    // moved, also where nobody wanted it any more
   bool waited = false;          // its first page was taken: queue_wait is final
   Time ready_since{};
   Clock::duration queue_wait{};
@@ -135,6 +136,7 @@ struct HopReport {
   double busy_s = 0;     // with at least one page being moved
   double started_s = 0;  // its first page was taken, and its last one came back; on the monotonic clock, 0: never
   double ended_s = 0;
+  std::uint64_t carried = 0;  // bytes moved in that time, also those that nobody wanted any more
 };
 
 // What is said of a transfer, at most twice: early, with some pages still kPending, and finally. A status once said

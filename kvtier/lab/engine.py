@@ -257,9 +257,13 @@ class LabEngine:
         step = self.pool.prefill_step(request.table, start, width, request.computed, end)
         last = end == len(request.tokens)
         rows = torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device)
+        began = self.clock()
         logits = self.model.forward(*rows, step, end - 1 - start if last else None)
         token = int(logits[0].argmax()) if logits is not None else -1
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # else only the launch would be timed
         now = self.clock()
+        self.manager.observe_prefill(width, start, now - began, request.request_id)
         self._computed(request, end)
         if logits is not None:
             if self.keep_logits and request.generated == 0:

@@ -365,6 +365,7 @@ class Fitted:
     def _config(self, host: int, disk: int, write: str) -> CacheConfig:
         base = self.settings.cache
         changes = {
+            "load_policy": "always",  # what a load takes is what is measured, also where computing were faster
             "host": base.host.model_copy(update={"size": host, "write": write}),
             "disk": base.disk.model_copy(update={"size": disk or base.disk.size, "write": write, "path": None}),
         }

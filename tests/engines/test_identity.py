@@ -55,7 +55,11 @@ class Rig:
         geometry = model.geometry(BLOCK)
         self.device = DevicePool(geometry, self.pool.tensors)
         config = CacheConfig(
-            block_size=BLOCK, host={"size": "32MiB"}, disk={"path": disk, "size": "32MiB"}, mover=mover
+            block_size=BLOCK,
+            load_policy="always",
+            host={"size": "32MiB"},
+            disk={"path": disk, "size": "32MiB"},
+            mover=mover,
         )
         self.manager = CacheManager(config, geometry, model.namespace(BLOCK), self.device)
         self.engine = LabEngine(model, self.manager, self.pool, max_batch=1, keep_logits=True)

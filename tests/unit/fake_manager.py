@@ -54,6 +54,9 @@ class FakeManager:
 
     # -- what the engine calls
 
+    def observe_prefill(self, new_tokens, context, seconds, request_id=None):
+        self.prefills = [*getattr(self, "prefills", []), (new_tokens, context, seconds, request_id)]
+
     def get_computed_blocks(self, request_id, tokens, *, salt=None, adapter=None):
         assert request_id not in self.sequences
         self.sequences[request_id] = _Sequence([int(t) for t in tokens])

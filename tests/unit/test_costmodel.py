@@ -38,7 +38,7 @@ class Drive:
 
     def end(self, begun: tuple[int, float, float, int]) -> None:
         ticket, started, ended, blocks = begun
-        hop = HopReport("stage", blocks * PAGE, 0.0, ended - started, started, ended)
+        hop = HopReport("stage", blocks * PAGE, 0.0, ended - started, started, ended, blocks * PAGE)
         self.now = max(self.now, ended)
         self.model.completed(Completion(ticket, True, np.ones((1, blocks), np.uint8), (hop,), started, ended))
 
@@ -163,7 +163,7 @@ def test_a_prefill_of_another_speed_is_believed_the_second_time() -> None:
 def test_a_report_that_is_not_final_or_moved_nothing_teaches_nothing() -> None:
     model = CostModel(PAGE)
     status = np.ones((1, 1), np.uint8)
-    model.completed(Completion(1, False, status, (HopReport("stage", PAGE, 0, 1, 1.0, 2.0),), 1.0, 2.0))
+    model.completed(Completion(1, False, status, (HopReport("stage", PAGE, 0, 1, 1.0, 2.0, PAGE),), 1.0, 2.0))
     model.completed(Completion(2, True, status, (HopReport("stage", 0, 0, 0, 0.0, 0.0),), 1.0, 2.0))
     model.completed(Completion(3, True, status, (), 1.0, 2.0))
     assert model.lane_speed("stage") is None
@@ -178,6 +178,21 @@ def test_by_when_transfers_were_expected() -> None:
     assert model.expected_end([2]) > 10.0 + 8 * PAGE / 1e9
     assert model.expected_end([1, 2]) is None
     assert model.expected_end([]) == 0.0
+
+
+def test_what_overruns_is_believed_before_it_has_ended() -> None:
+    model = CostModel(PAGE)
+    drive = Drive(model, 2e9)
+    for _ in range(10):
+        drive.move(8)
+    for _ in range(2):
+        drive.now += 1.0
+        drive.tickets += 1
+        model.submitted(drive.tickets, STAGE, 8, Priority.DEMAND, drive.now)
+        model.overran([drive.tickets, 999], drive.now + 0.5)
+        status = np.full((1, 8), 2, np.uint8)
+        model.completed(Completion(drive.tickets, True, status, (HopReport("stage", 0, 0, 0),), drive.now, drive.now))
+    assert model.load(STAGE, 8, drive.now) >= 0.45
 
 
 def test_what_is_seeded_is_what_is_told() -> None:

@@ -34,7 +34,10 @@ class Rig:
 
     def __init__(self, model, disk=None, *, blocks=64, block=BLOCK, chunk=CHUNK, max_batch=4, host="4MiB"):
         config = CacheConfig(
-            block_size=block, host={"size": host}, disk={"path": disk, "size": host} if disk is not None else {}
+            block_size=block,
+            load_policy="always",
+            host={"size": host},
+            disk={"path": disk, "size": host} if disk is not None else {},
         )
         self.model, self.block = model, block
         self.pool = model.new_pool(blocks, block)

@@ -104,6 +104,8 @@ def test_a_promoted_prefetch_is_served_with_the_demand(tmp_path: Path, seed: int
         late = r.submit((DISK, HOST), [span(0, 4), span(4, 4)], range(4), Priority.PREFETCH)
         assert r.mover.promote(late, Priority.DEMAND, time.monotonic() + PATIENCE)
         assert not r.mover.promote(late + 1, Priority.DEMAND, 0.0)
+        while not r.faults.fired:
+            time.sleep(0.001)
         r.faults.release()
         assert (r.next(late).status == OK).all()
         assert not r.mover.promote(late, Priority.DEMAND, 0.0)

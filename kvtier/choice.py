@@ -1,0 +1,168 @@
+"""How long a prefix to load and what to compute: the decision, and the account of what became of it.
+
+With k blocks loaded and the rest computed behind them, a request of n tokens has its KV after
+
+    load(k) + recompute(n - k·block, k·block)
+
+Within a run of blocks from one tier, each further block costs the same to load and saves more than the one before it
+(it lies deeper, and attends to more). So the best k is at the end of a run, or before it: few are looked at.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtier._core import Tier
+
+if TYPE_CHECKING:
+    from kvtier.costmodel import CostModel
+
+__all__ = ["ONBOARD", "STAGE", "STAGE_ONBOARD", "Choice", "History", "Outcome", "choose"]
+
+ONBOARD = (Tier.HOST, Tier.DEVICE)
+STAGE = (Tier.DISK, Tier.HOST)
+STAGE_ONBOARD = (Tier.DISK, Tier.HOST, Tier.DEVICE)
+
+_ENDS = 8  # ends of runs that are looked at; where there are more, the last ones
+_CLEARLY = 0.97  # less is loaded than could be where that takes no more than this share of the time
+
+
+class Choice(NamedTuple):
+    """A prefix to load, in blocks, and why. Seconds are predictions; None: unknown."""
+
+    blocks: int
+    found: int
+    load_s: float | None
+    """Until the chosen prefix is on the device."""
+    compute_s: float | None
+    """To compute what follows it."""
+    all_loaded_s: float | None
+    """With all that was found loaded, the rest computed."""
+    all_computed_s: float | None
+    """With nothing loaded that is not on the device already."""
+    why: str
+
+    @property
+    def slower(self) -> bool:
+        """Whether something was found that is not loaded because computing it is faster."""
+        return self.blocks < self.found
+
+
+def choose(
+    model: CostModel,
+    tiers: npt.NDArray[np.uint8],
+    filling: npt.NDArray[np.uint64],
+    tokens: int,
+    block: int,
+    now: float,
+) -> Choice:
+    """Of a prompt of ``tokens`` tokens, how many of the blocks that were found to load.
+
+    ``tiers``: the fastest tier in which each found block is ready; ``filling``: the ticket that is bringing it to a
+    faster one, or 0. Where a speed is unknown everything is loaded: that is what a cache is for, and how it is learnt.
+    """
+    found = len(tiers)
+    elsewhere = np.flatnonzero(tiers != Tier.DEVICE)
+    if not len(elsewhere):
+        return Choice(found, found, 0.0, model.recompute(tokens - found * block, found * block), None, None, "there")
+    first = int(elsewhere[0])
+    all_computed = model.recompute(tokens - first * block, first * block)
+    whole = _load(model, tiers[first:], filling[first:], now)
+    if all_computed is None or whole is None:
+        unknown = "the engine's prefill" if all_computed is None else "the lanes"
+        rest = model.recompute(tokens - found * block, found * block)
+        return Choice(found, found, whole, rest, None, all_computed, f"nothing is known of {unknown} yet")
+    edges: list[int] = (np.flatnonzero(np.diff(tiers[first:])) + (first + 1)).tolist()
+    ends = [first, *edges[-_ENDS:], found]
+    options: list[tuple[float, float, int]] = []
+    for end in ends:
+        load = _load(model, tiers[first:end], filling[first:end], now)
+        compute = model.recompute(tokens - end * block, end * block)
+        if load is not None and compute is not None:
+            options.append((load, compute, end))
+    load, compute, end = options[-1]
+    all_loaded = load + compute
+    best = min(options, key=lambda option: option[0] + option[1])
+    if best[0] + best[1] < _CLEARLY * all_loaded:
+        load, compute, end = best
+    return Choice(end, found, load, compute, all_loaded, all_computed, "computing is faster" if end < found else "")
+
+
+def _load(model: CostModel, tiers: npt.NDArray[np.uint8], filling: npt.NDArray[np.uint64], now: float) -> float | None:
+    """Seconds until these blocks are on the device. What others are bringing already is waited for, not read again."""
+    if not len(tiers):
+        return 0.0
+    blocks, tickets = len(tiers), set(filling.tolist()) - {0}
+    staged = (
+        int(np.count_nonzero((tiers == Tier.DISK) & (filling == 0))) if tickets else int((tiers == Tier.DISK).sum())
+    )
+    stage = model.load(STAGE_ONBOARD, staged, now)
+    onboard = model.load(ONBOARD, blocks, now)
+    if stage is None or onboard is None:
+        return None
+    seconds = max(stage, onboard)
+    if tickets:
+        until = model.expected_end(tickets)
+        if until is None:
+            return None
+        seconds = max(seconds, max(0.0, until - now) + onboard)
+    return seconds
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was chosen for a request, and what became of it. Seconds."""
+
+    choice: Choice
+    block: int
+    tokens: int
+    by_tier: dict[str, int]
+    """Tokens found, by tier."""
+    began: float | None = None
+    loaded_s: float | None = None
+    loaded_tokens: int | None = None
+    cut: str = ""
+    computed_s: float = 0.0
+    computed_tokens: int = 0
+
+    def describe(self, request_id: str) -> str:
+        """One line for people."""
+        choice = self.choice
+        found = ", ".join(f"{count} in {tier}" for tier, count in self.by_tier.items()) or "none"
+        text = f"{request_id}: {self.tokens} tokens, found {found}; chose to load {choice.blocks * self.block}"
+        text += f" ({choice.why})" if choice.why else ""
+        text += f"; predicted: load {_ms(choice.load_s)}, compute the rest {_ms(choice.compute_s)}"
+        if choice.all_computed_s is not None or choice.all_loaded_s is not None:
+            text += f" (all loaded {_ms(choice.all_loaded_s)}, all computed {_ms(choice.all_computed_s)})"
+        if self.loaded_s is not None:
+            text += f"; took: load of {self.loaded_tokens} tokens {_ms(self.loaded_s)}"
+            text += f", compute of {self.computed_tokens} {_ms(self.computed_s)}" if self.computed_tokens else ""
+        elif self.began is not None:
+            text += "; loading"
+        return text + (f"; {self.cut}" if self.cut else "")
+
+
+def _ms(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{1e3 * seconds:.3g} ms"
+
+
+class History:
+    """The outcomes of the last ``limit`` requests."""
+
+    def __init__(self, limit: int = 1024) -> None:
+        self._limit = limit
+        self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
+
+    def __getitem__(self, request_id: str) -> Outcome | None:
+        return self._outcomes.get(request_id)
+
+    def __setitem__(self, request_id: str, outcome: Outcome) -> None:
+        self._outcomes.pop(request_id, None)
+        self._outcomes[request_id] = outcome
+        if len(self._outcomes) > self._limit:
+            self._outcomes.popitem(last=False)

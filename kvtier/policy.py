@@ -1,0 +1,187 @@
+"""LoadPolicy: how long a prefix each request has loaded, reconsidered while it loads, and the account of it.
+
+    "cost"     as far as loading is predicted to be faster than computing; what is not known yet is loaded
+    "always"   all that was found
+    "never"    nothing but what is on the device
+
+When a prediction errs, the harm is bounded. A load that takes a quarter longer than predicted is weighed again, what is
+still to come against computing it, and is cut at the prefix that has arrived where computing wins. Where nothing could
+be predicted, that is first done when computing all of it would have ended: so it takes at most twice as long, as any
+rule for an unknown price does at best (ski rental; Karlin et al. 1988).
+
+A disk that was left for being slow is asked again by a *probe*: a few of the pages that are computed instead are staged
+in host memory at prefetch priority, and nobody waits for them. So its recovery is seen with no request paying for it.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtier.catalog import Catalog, Match, Residency, Tier
+from kvtier.choice import STAGE, Choice, History, Outcome, choose
+from kvtier.messages import Priority
+from kvtier.sequence import Sequence, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvtier.config import CacheConfig
+    from kvtier.costmodel import CostModel
+    from kvtier.placement import Placement
+
+__all__ = ["LoadPolicy"]
+
+_OVERRUN = 1.25  # of the predicted time, from when a load is weighed again
+_STALE = 5e-3  # seconds after which a choice is made again before loads are ordered
+_SLACK = 2e-3  # seconds on top, for what is noticed late
+_PROBE_BYTES = 1 << 20
+_PROBE_BLOCKS = 8
+_PROBES = 2  # at a time: so many surprises it takes to believe that a lane has changed
+
+
+class LoadPolicy:
+    """Decides by ``costs``. ``clock`` is in monotonic seconds."""
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        catalog: Catalog,
+        placement: Placement,
+        costs: CostModel,
+        clock: Callable[[], float],
+    ) -> None:
+        self.rule = config.load_policy
+        self.history = History()
+        self.cuts = 0
+        self.probes = 0
+        self._block = config.block_size
+        self._timeout = config.load_timeout_seconds
+        self._catalog = catalog
+        self._placement = placement
+        self._costs = costs
+        self._clock = clock
+        self._probe_blocks = max(1, min(_PROBE_BLOCKS, _PROBE_BYTES // costs.page_bytes))
+        self._probing: list[int] = []  # tickets of the last probes
+        self._probed_at = -inf
+
+    # ---- the decision --------------------------------------------------------------------------------------------
+
+    def decide(self, sequence: Sequence, match: Match) -> Choice:
+        """How many of the found blocks to load, as things stand; ``match`` must still be leased."""
+        reach = self._placement.within_reach(match.tiers)
+        tiers, filling = match.tiers[:reach], match.filling[:reach]
+        now = self._clock()
+        if self.rule == "cost":
+            choice = choose(self._costs, tiers, filling, sequence.num_tokens, self._block, now)
+            if choice.slower:
+                self._ask_again(match, choice.blocks, now)
+        elif self.rule == "always":
+            choice = Choice(reach, reach, None, None, None, None, "the policy is to load always")
+        else:
+            lower = np.flatnonzero(tiers != Tier.DEVICE)
+            blocks = int(lower[0]) if len(lower) else reach
+            choice = Choice(blocks, reach, None, None, None, None, "the policy is never to load")
+        again = sequence.choice is not None and sequence.state is State.MATCHED
+        sequence.choice, sequence.chosen_at = choice, now
+        sequence.fetched = frozenset(filling[: choice.blocks].tolist()) - {0}
+        outcome = self.history[sequence.request_id]
+        if outcome is not None and again:
+            outcome.choice = choice
+        else:
+            counts = np.bincount(tiers, minlength=len(Tier))
+            by_tier = {tier.name.lower(): int(counts[tier]) * self._block for tier in Tier if counts[tier]}
+            self.history[sequence.request_id] = Outcome(choice, self._block, sequence.num_tokens, by_tier)
+        return choice
+
+    def is_stale(self, sequence: Sequence) -> bool:
+        """Whether what was chosen for it should be chosen again before loads are ordered."""
+        if self.rule != "cost" or sequence.broken or not (sequence.origin != Tier.DEVICE).any():
+            return False
+        return self._clock() - sequence.chosen_at > _STALE
+
+    def _ask_again(self, match: Match, first: int, now: float) -> None:
+        """Stage a few of the pages that are not loaded, unless probes are under way or took as long as ended since."""
+        if any(self._placement.runs(ticket) for ticket in self._probing):
+            return
+        if now < self._probed_at + 2 * (self._costs.last_end("stage") - self._probed_at):
+            return
+        nodes = match.nodes[first:][(match.tiers[first:] == Tier.DISK) & (match.filling[first:] == 0)]
+        self._probing, self._probed_at = [], now
+        for part in np.array_split(nodes[: self._probe_blocks], _PROBES):
+            if len(part):
+                ticket, _ = self._placement.load(
+                    STAGE, np.ascontiguousarray(part), 0, Priority.PREFETCH, now + self._timeout
+                )
+                if ticket:
+                    self._probing.append(ticket)
+        self.probes += len(self._probing)
+
+    # ---- while it loads ------------------------------------------------------------------------------------------
+
+    def begun(self, sequence: Sequence) -> None:
+        """Its loads have been ordered: say when to look at them again, and that those it waits for are in demand."""
+        now = self._clock()
+        sequence.started, sequence.review = now, inf
+        outcome = self.history[sequence.request_id]
+        if outcome is not None:
+            outcome.began = now
+        if sequence.fetched:
+            self._placement.promote(sequence.fetched, sequence.deadline)
+        choice = sequence.choice
+        if self.rule != "cost" or choice is None:
+            return
+        if choice.load_s is not None and choice.all_computed_s is not None:
+            sequence.review = now + _OVERRUN * choice.load_s + _SLACK
+        elif choice.all_computed_s is not None:
+            sequence.review = now + choice.all_computed_s
+
+    def should_cut(self, sequence: Sequence, now: float) -> bool:
+        """Whether to go on with what has arrived: it is overdue, and computing the rest is faster than waiting for it.
+
+        What is left takes as long as what has come did, by the page; where nothing has come, as long again.
+        """
+        there = self._catalog.state(sequence.nodes)[1][:, Tier.DEVICE] == Residency.READY
+        arrived = len(there) if there.all() else int(np.argmin(there))
+        before = int(np.count_nonzero(sequence.origin[: len(there)] == Tier.DEVICE))
+        elapsed, missing = now - sequence.started, len(there) - arrived
+        come = int(there.sum()) - before
+        left = elapsed * missing / come if come > 0 else elapsed
+        compute = self._costs.recompute(missing * self._block, arrived * self._block)
+        if compute is not None and compute < left:
+            self.cuts += 1
+            self._costs.overran(sequence.tickets, now)
+            outcome = self.history[sequence.request_id]
+            if outcome is not None:
+                outcome.cut = (
+                    f"cut after {1e3 * elapsed:.3g} ms with {arrived} of {len(there)} blocks there: "
+                    f"{1e3 * compute:.3g} ms to compute the others, {1e3 * left:.3g} ms to wait for them"
+                )
+            return True
+        sequence.review = now + (_OVERRUN - 1) * elapsed + _SLACK
+        return False
+
+    # ---- the account ---------------------------------------------------------------------------------------------
+
+    def ended(self, sequence: Sequence, blocks: int) -> None:
+        """So many blocks of the request are on the device now, and no more will come."""
+        outcome = self.history[sequence.request_id]
+        if outcome is not None:
+            outcome.loaded_s = 0.0 if outcome.began is None else self._clock() - outcome.began
+            outcome.loaded_tokens = blocks * self._block
+
+    def computed(self, request_id: str, tokens: int, seconds: float) -> None:
+        """The engine computed so many of the request's tokens."""
+        outcome = self.history[request_id]
+        if outcome is not None:
+            outcome.computed_tokens += tokens
+            outcome.computed_s += seconds
+
+    def explain(self, request_id: str) -> str:
+        """What was chosen for a request and why, with predicted and actual times; ValueError for one not known."""
+        outcome = self.history[request_id]
+        if outcome is None:
+            raise ValueError(f"request_id: {request_id!r}; accepted: one of the last 1024 requests")
+        return outcome.describe(request_id)
