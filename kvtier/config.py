@@ -166,6 +166,15 @@ class WatermarksConfig(_Section):
         return self
 
 
+class PrefetchConfig(_Section):
+    """Bringing pages up ahead of the requests that were announced."""
+
+    share: float = Field(default=0.25, ge=0.0, le=0.9)
+    """Share of the host's slots that may hold pages brought ahead and not used yet; 0: hints do nothing."""
+    grace_seconds: float = Field(default=5.0, ge=0.0, le=3600.0)
+    """How long after its expected start a request's pages are kept for it."""
+
+
 class MoverConfig(_Section):
     """The data plane."""
 
@@ -189,6 +198,7 @@ class CacheConfig(_Section):
     host: HostConfig = Field(default_factory=HostConfig)
     disk: DiskConfig = Field(default_factory=DiskConfig)
     watermarks: WatermarksConfig = Field(default_factory=WatermarksConfig)
+    prefetch: PrefetchConfig = Field(default_factory=PrefetchConfig)
     mover: MoverConfig = Field(default_factory=MoverConfig)
     load_policy: Literal["cost", "always", "never"] = "cost"
     """Whether what is found below the device is loaded: as far as that is predicted to be faster than computing it

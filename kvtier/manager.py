@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,7 +32,7 @@ from kvtier.sequence import ComputedBlocks, Loaded, Sequence, Slots, State, as_t
 from kvtier.stats import CacheStats, Counts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
 
     from kvtier.config import CacheConfig
@@ -90,9 +91,11 @@ class CacheManager:
         self._lookup = Lookup(self.catalog, plane, namespace, self._block)
         self.policy = LoadPolicy(config, self.catalog, self.placement, self.costs, clock)
         self._loader = Loader(config, self.catalog, self.placement, self._lookup, self.policy, self._counts, clock)
-        self._prefetcher = Prefetcher(self.catalog, self.placement, SCRATCH)
         self._sequences: dict[str, Sequence] = {}
-        self._next_request = SCRATCH + 1
+        self._numbers = count(SCRATCH + 1)  # the catalog's request ids
+        self._prefetcher = Prefetcher(
+            config, self.catalog, self.placement, self._lookup, self.costs, self._numbers.__next__, clock
+        )
         self._closed = False
 
     # ---- a request's life ----------------------------------------------------------------------------------------
@@ -124,8 +127,7 @@ class CacheManager:
         space = self._lookup.space(salt, adapter)
         if known is not None:
             self.free(request_id)
-        sequence = Sequence(request_id, self._next_request, space)
-        self._next_request += 1
+        sequence = Sequence(request_id, next(self._numbers), space)
         sequence.append(ids)
         self._counts.requests += 1
         self._counts.tokens_asked += len(ids)
@@ -155,7 +157,12 @@ class CacheManager:
                 f"num_tokens: {num_tokens} of request {request_id!r} need {blocks} device slots; there are "
                 f"{self._device_slots}"
             )
-        return self._loader.table(sequence) if self._loader.allocate(sequence, blocks) else None
+        begins = sequence.state is State.MATCHED
+        if not self._loader.allocate(sequence, blocks):
+            return None
+        if begins:
+            self._prefetcher.started(request_id)
+        return self._loader.table(sequence)
 
     def num_computed_tokens(self, request_id: str) -> int:
         """How many of the request's first tokens are in its slots: what is to be computed begins here.
@@ -241,7 +248,9 @@ class CacheManager:
         """
         if timeout > 0:
             self.plane.wait(self._loader.patience(timeout))
-        loaded = self._loader.advance(self.placement.settle(self.plane.poll()))
+        ended = self.placement.settle(self.plane.poll())
+        loaded = self._loader.advance(ended)
+        self._prefetcher.pump(ended)
         self.placement.maintain()
         return loaded
 
@@ -262,7 +271,42 @@ class CacheManager:
         actual times. ValueError for another request."""
         return self.policy.explain(request_id)
 
-    # ---- hints, invalidation, the rest ---------------------------------------------------------------------------
+    # ---- hints ---------------------------------------------------------------------------------------------------
+
+    def expect(
+        self,
+        request_id: str,
+        tokens: Iterable[int] | npt.NDArray[np.integer],
+        within: float,
+        *,
+        positions: tuple[int, int] | None = None,
+        salt: str | None = None,
+        adapter: bytes | None = None,
+    ) -> None:
+        """A request of this id will start in about ``within`` seconds, or a session will be back by then.
+
+        Only noted here, in microseconds; the next ``poll`` begins to bring its pages up from disk, the most urgent
+        request's first. ``positions`` [a, b) narrows that to what will be read: of a prompt computed in chunks, or of a
+        preempted request. Said again it replaces what was said before. ``tokens`` must not change until it has started.
+        """
+        first, last = 0, None
+        if positions is not None:
+            if not 0 <= positions[0] < positions[1]:
+                raise ValueError(f"positions: {positions} of request {request_id!r}; accepted: 0 <= first < last")
+            first, last = positions[0] // self._block, -(-positions[1] // self._block)
+        self._prefetcher.expect(
+            request_id, tokens, self._lookup.space(salt, adapter), self._clock() + within, first, last
+        )
+
+    def reorder(self, within: Mapping[str, float]) -> None:
+        """Requests that were announced will start in so many seconds now; those that were not are passed over."""
+        now = self._clock()
+        for request_id, seconds in within.items():
+            self._prefetcher.reschedule(request_id, now + seconds)
+
+    def dismiss(self, request_id: str) -> None:
+        """A request that was announced will not come. One that was not is no error."""
+        self._prefetcher.dismiss(request_id)
 
     def prefetch(
         self,
@@ -272,13 +316,12 @@ class CacheManager:
         salt: str | None = None,
         adapter: bytes | None = None,
     ) -> Prefetched:
-        """A request with these tokens is expected, in ``within`` seconds if given: bring its pages up from disk."""
-        ids = as_tokens(tokens)
-        root = self._lookup.root(self._lookup.space(salt, adapter))
-        if root is None:
-            return Prefetched(0, 0, 0)
-        labels = self._lookup.whole_blocks(ids)
-        return self._prefetcher.hint(root, labels, 0.0 if within is None else self._clock() + within)
+        """Bring the pages of these tokens up from disk now, to have arrived ``within`` so many seconds if given; what
+        comes later is given up. Nothing keeps them for anybody: :meth:`expect` does that."""
+        deadline = 0.0 if within is None else self._clock() + within
+        return self._prefetcher.fetch(self._lookup.space(salt, adapter), as_tokens(tokens), deadline)
+
+    # ---- invalidation, the rest ----------------------------------------------------------------------------------
 
     def invalidate(self, *, salt: str | None = None, adapter: bytes | None = None) -> int:
         """Forget all pages of one namespace, in every tier and for ever: durable on return. Returns pages dropped.
@@ -320,7 +363,9 @@ class CacheManager:
         return True
 
     def stats(self) -> CacheStats:
-        return CacheStats.gather(self._counts, self.catalog, self.placement, self._tiers)
+        return CacheStats.gather(
+            self._counts, self.catalog, self.placement, self._tiers, self._prefetcher.blocks, self.policy.cuts
+        )
 
     def describe(self) -> str:
         """One line: what was really built, a clause for each tier with its bytes and pages, the I/O path, the write

@@ -340,10 +340,6 @@ class Placement:
             self.cancel((ticket,))
             self._catalog.cancel(ticket)
 
-    def runs(self, ticket: int) -> bool:
-        """Whether more is to be heard of it."""
-        return ticket in self._under_way
-
     @property
     def under_way(self) -> int:
         return len(self._under_way)

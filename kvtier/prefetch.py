@@ -1,26 +1,58 @@
-"""Prefetcher: what will be needed, by when → transfers that bring it into host memory ahead of the request."""
+"""Prefetcher: what will be needed, by when → transfers that bring it into host memory ahead of the request.
+
+Giving a hint only notes it; :meth:`Prefetcher.pump`, once a step, turns the most urgent ones into transfers:
+
+- earliest expected start first, two small transfers under way at a time, behind everything that somebody waits for: so
+  what becomes urgent is never behind more than those;
+- what is there already, or on its way for another request, is not read again;
+- of the host's slots no more than ``prefetch.share`` hold pages that were brought ahead and have not been used. A hint
+  gets room for all its pages or waits for it, the most urgent one first and nobody past it; that one takes a part where
+  a part is all there will be. What is not used some time after it was expected gives its room back, so nobody waits for
+  ever;
+- it takes the place only of pages that the disk holds too, and never that of pages brought ahead: those are pinned.
+
+So a wrong hint costs idle bandwidth and a share of the host's coldest pages, and never the only copy of anything.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtier.catalog import Catalog, Tier
+from kvtier.catalog import Catalog, Residency, Tier
 from kvtier.choice import STAGE
+from kvtier.lookup import SCRATCH, Lookup
 from kvtier.messages import Priority
 from kvtier.placement import Placement
+from kvtier.sequence import as_tokens
 
 if TYPE_CHECKING:
-    from kvtier.sequence import TokenIds
+    from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["Prefetched", "Prefetcher"]
+    import numpy.typing as npt
+
+    from kvtier.config import CacheConfig
+    from kvtier.costmodel import CostModel
+    from kvtier.sequence import Slots, TokenIds
+
+__all__ = ["OUTCOMES", "Prefetched", "Prefetcher"]
+
+OUTCOMES = ("used", "late", "wasted", "cancelled")
+
+_AT_A_TIME = 2  # transfers under way: one that is served and the next
+_PART_BYTES = 4 << 20  # of one transfer at most, and no more than the lane moves in so many seconds
+_PART_SECONDS = 0.02
+_WORTH = 4  # of what it lacks the most urgent hint takes a part of one in so many or more
+_LIMIT = 4096  # hints
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """What a hint led to, in blocks of the prefix that was found."""
+    """What a call for pages led to, in blocks of the prefix that was found."""
 
     found: int
     staged: int
@@ -28,18 +60,204 @@ class Prefetched:
     ticket: int
 
 
-class Prefetcher:
-    """Brings pages up as far as host memory. It may take a page's place only where a lower tier has that page too,
-    so a wrong hint costs bandwidth and never the only copy of anything."""
+@dataclass(slots=True, eq=False)
+class _Expected:
+    name: str
+    tokens: Iterable[int] | npt.NDArray[np.integer]
+    space: bytes
+    first: int
+    last: int | None
+    due: float
+    request: int
+    wanted: Slots | None = None
+    """Nodes that are on disk only, held by ``request``; None: not looked for yet."""
+    issued: int = 0
+    tickets: set[int] = field(default_factory=set)
 
-    def __init__(self, catalog: Catalog, placement: Placement, request: int):
+
+class Prefetcher:
+    """Keeps the hints and serves them. ``new_request`` gives catalog request ids, under which pages are pinned."""
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        catalog: Catalog,
+        placement: Placement,
+        lookup: Lookup,
+        costs: CostModel,
+        new_request: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
         self._catalog = catalog
         self._placement = placement
-        self._request = request  # the catalog's name for hints: a lease lives only inside one call
+        self._lookup = lookup
+        self._costs = costs
+        self._new_request = new_request
+        self._clock = clock
+        self._block = config.block_size
+        self._grace = config.prefetch.grace_seconds
+        host = next((spec.slots for spec in catalog.tiers if spec.tier is Tier.HOST), 0)
+        disk = any(spec.tier is Tier.DISK for spec in catalog.tiers)
+        self._room = int(host * config.prefetch.share) if disk else 0
+        self._held = 0  # of it, by pages that were brought and not used yet
+        self._expected: dict[str, _Expected] = {}
+        self._by_ticket: dict[int, _Expected] = {}
+        self._urgent: list[tuple[float, int, _Expected]] = []  # heaps by expected start, with stale entries:
+        self._overdue: list[tuple[float, int, _Expected]] = []  # those to be served, and all
+        self.blocks: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+        """Blocks by what became of them; those still to be used are in none of the counts."""
 
-    def hint(self, root: int, labels: TokenIds, deadline: float) -> Prefetched:
-        """``labels`` are the token ids of whole blocks; ``deadline`` is in monotonic seconds, 0 for none."""
-        match = self._catalog.match([root], labels, 0, self._request)
+    # ---- hints: noted at once, looked at by pump -----------------------------------------------------------------
+
+    def expect(
+        self,
+        name: str,
+        tokens: Iterable[int] | npt.NDArray[np.integer],
+        space: bytes,
+        due: float,
+        first: int = 0,
+        last: int | None = None,
+    ) -> None:
+        """Blocks ``[first, last)`` of these tokens will be read at about ``due``, by the request of this name."""
+        if name in self._expected:
+            self.dismiss(name)
+        if self._room and len(self._expected) < _LIMIT:
+            expected = _Expected(name, tokens, space, first, last, due, self._new_request())
+            self._expected[name] = expected
+            self._schedule(expected)
+
+    def reschedule(self, name: str, due: float) -> None:
+        """It will start at another time; a name that is not expected is no error."""
+        expected = self._expected.get(name)
+        if expected is not None and expected.due != due:
+            expected.due = due
+            self._schedule(expected)
+
+    def dismiss(self, name: str) -> None:
+        """It will not come: stop what has not begun, and give its room back. A name not expected is no error."""
+        expected = self._expected.get(name)
+        if expected is not None:
+            self.blocks["cancelled"] += expected.issued
+            self._placement.cancel(expected.tickets)
+            self._forget(expected)
+
+    def started(self, name: str) -> None:
+        """The request has come, and holds itself what it needs."""
+        expected = self._expected.get(name)
+        if expected is None:
+            return
+        if expected.wanted is not None:
+            there = self._catalog.state(expected.wanted)[1][:, Tier.HOST] == Residency.READY
+            self.blocks["used"] += int(np.count_nonzero(there[: expected.issued]))
+            self.blocks["late"] += int(np.count_nonzero(~there))
+        self._forget(expected)
+
+    def _schedule(self, expected: _Expected) -> None:
+        entry = (expected.due, expected.request, expected)
+        if len(self._overdue) > 4 * _LIMIT:  # so many stale ones that they are worth sweeping
+            self._overdue = [(each.due, each.request, each) for each in self._expected.values()]
+            heapify(self._overdue)
+            self._urgent = list(self._overdue)
+            return
+        heappush(self._urgent, entry)
+        heappush(self._overdue, entry)
+
+    def _is_stale(self, entry: tuple[float, int, _Expected]) -> bool:
+        return self._expected.get(entry[2].name) is not entry[2] or entry[2].due != entry[0]
+
+    def _forget(self, expected: _Expected) -> None:
+        del self._expected[expected.name]
+        for ticket in expected.tickets:
+            del self._by_ticket[ticket]
+        self._held -= expected.issued
+        self._catalog.release(expected.request)
+
+    # ---- serving them --------------------------------------------------------------------------------------------
+
+    def pump(self, ended: Mapping[int, bool]) -> None:
+        """Note what has ended, give up what did not come, and order what is most urgent."""
+        if not self._expected:
+            return
+        for ticket in self._by_ticket.keys() & ended.keys():
+            self._by_ticket.pop(ticket).tickets.discard(ticket)
+        now = self._clock()
+        while self._overdue and (self._is_stale(self._overdue[0]) or self._overdue[0][0] + self._grace < now):
+            entry = heappop(self._overdue)
+            if not self._is_stale(entry):
+                self._give_up(entry[2])
+        while len(self._by_ticket) < _AT_A_TIME and self._issue_next():
+            pass
+
+    def _give_up(self, expected: _Expected) -> None:
+        self.blocks["wasted"] += expected.issued
+        self._placement.cancel(expected.tickets)
+        wanted = expected.wanted
+        self._forget(expected)
+        if wanted is not None and expected.issued:  # first to go, so that what is used stays
+            with self._catalog.lease(SCRATCH):
+                self._catalog.drop(Tier.HOST, wanted[: expected.issued])
+
+    def _issue_next(self) -> bool:
+        """Order a part of the most urgent hint; False: there is nothing to be done now."""
+        while self._urgent:
+            expected = self._urgent[0][2]
+            if self._is_stale(self._urgent[0]):
+                heappop(self._urgent)
+                continue
+            if expected.wanted is None:
+                expected.wanted = self._find(expected)
+            missing, room = len(expected.wanted) - expected.issued, self._room - self._held
+            if missing > room and room * _WORTH < missing and self._held > expected.issued:
+                return False  # its turn comes when others have used or given up theirs; nobody passes it
+            count = min(missing, room, self._part())
+            ticket, got = self._load(expected, count) if count else (0, 0)
+            if got < count or got == missing or not count:
+                heappop(self._urgent)
+            if ticket:
+                return True
+        return False
+
+    def _load(self, expected: _Expected, count: int) -> tuple[int, int]:
+        assert expected.wanted is not None
+        part = np.ascontiguousarray(expected.wanted[expected.issued : expected.issued + count])
+        late = expected.due + self._grace
+        ticket, got = self._placement.load(STAGE, part, expected.request, Priority.PREFETCH, late)
+        if ticket:
+            expected.issued += got
+            expected.tickets.add(ticket)
+            self._held += got
+            self._by_ticket[ticket] = expected
+        return ticket, got
+
+    def _part(self) -> int:
+        """Blocks of a transfer: small enough that what becomes urgent is not held up by it."""
+        speed = self._costs.lane_speed("stage")
+        size = _PART_BYTES if speed is None else min(_PART_BYTES, int(speed[1] * _PART_SECONDS))
+        return max(1, size // self._costs.page_bytes)
+
+    def _find(self, expected: _Expected) -> Slots:
+        """The nodes of its blocks that are on disk only, kept alive for it."""
+        none = np.empty(0, np.uint32)
+        root = self._lookup.root(expected.space)
+        if root is None:
+            return none
+        labels = self._lookup.whole_blocks(as_tokens(expected.tokens))
+        match = self._catalog.match([root], labels, 0, SCRATCH)
+        self._catalog.release(SCRATCH)  # pages stay evictable: only what is brought for the hint is pinned for it
+        reach = self._placement.within_reach(match.tiers)
+        nodes = self._catalog.insert(root, labels[: reach * self._block], expected.request)
+        reach = min(reach, len(nodes))
+        last = reach if expected.last is None else min(reach, expected.last)
+        wanted = (match.tiers[:last] == Tier.DISK) & (match.filling[:last] == 0)
+        wanted[: expected.first] = False
+        return np.ascontiguousarray(nodes[:last][wanted])
+
+    def fetch(self, space: bytes, tokens: TokenIds, deadline: float) -> Prefetched:
+        """Set all of it on its way now, pinned by nobody; ``deadline`` is in monotonic seconds, 0 for none."""
+        root = self._lookup.root(space)
+        if root is None:
+            return Prefetched(0, 0, 0)
+        match = self._catalog.match([root], self._lookup.whole_blocks(tokens), 0, SCRATCH)
         try:
             # Of a disk out of service nothing comes, and host pages that it holds too are no backed ones to give up.
             found = self._placement.within_reach(match.tiers)
@@ -51,4 +269,4 @@ class Prefetcher:
                 )
             return Prefetched(found, count, ticket)
         finally:
-            self._catalog.release(self._request)
+            self._catalog.release(SCRATCH)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from kvtier.catalog import Catalog, Tier
     from kvtier.placement import Placement
@@ -42,11 +42,24 @@ class CacheStats:
     """Pages that did not arrive, by cause."""
     stores_dropped: int
     """Pages that were to go down and found no room or no place in the queue."""
+    prefetched: dict[str, int]
+    """Blocks that were expected, by what became of them: used, late (the request came first), wasted (nobody came) or
+    cancelled."""
+    loads_cut: int
+    """Loads that were given up at what had arrived, because computing the rest was faster than waiting for it."""
     slots: dict[str, dict[str, int]]
     """By tier: capacity, free, filling, ready, draining, private, pinned; evictions and dropped pages since start."""
 
     @classmethod
-    def gather(cls, counts: Counts, catalog: Catalog, placement: Placement, tiers: Iterable[Tier]) -> CacheStats:
+    def gather(
+        cls,
+        counts: Counts,
+        catalog: Catalog,
+        placement: Placement,
+        tiers: Iterable[Tier],
+        prefetched: Mapping[str, int] | None = None,
+        loads_cut: int = 0,
+    ) -> CacheStats:
         return cls(
             requests=counts.requests,
             tokens_asked=counts.tokens_asked,
@@ -55,5 +68,7 @@ class CacheStats:
             bytes_moved=dict(placement.bytes_moved),
             failures=dict(placement.failures),
             stores_dropped=placement.stores_dropped,
+            prefetched=dict(prefetched or {}),
+            loads_cut=loads_cut,
             slots={tier.name.lower(): catalog.usage(tier)._asdict() for tier in tiers},
         )

@@ -1,0 +1,230 @@
+"""Pages there before they are needed: the real control plane over lanes of known speeds in virtual time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvtier.catalog import Tier
+from kvtier.choice import STAGE
+from kvtier.messages import Priority
+from tests.unit.test_load_policy import BLOCK, BLOCKS, Engine
+
+PAGE = 1 << 20
+
+
+@pytest.fixture
+def engine(namespace):
+    """Prompts 1 to 8 are on disk only, and every speed is known. Host memory has room for 100 blocks brought ahead."""
+    engine = Engine(namespace)
+    engine.know()
+    for stem in range(1, 9):
+        engine.run(engine.tokens(stem))
+    for stem in range(1, 9):
+        engine.only_on_disk(engine.tokens(stem))
+    return engine
+
+
+def wait(engine, seconds, step=0.002):
+    for _ in range(round(seconds / step)):
+        engine.plane.advance(step)
+        engine.manager.poll()
+
+
+def counts(engine):
+    return engine.manager.stats().prefetched
+
+
+def in_host(engine, stem):
+    return engine.manager.locate(engine.tokens(stem)).get("host", 0) // BLOCK
+
+
+def staged(engine, since):
+    return [t for t in engine.plane.log[since:] if t.path == STAGE and t.priority is Priority.PREFETCH]
+
+
+def run_as(engine, name, tokens):
+    engine.count = int(name) - 1
+    return engine.run(tokens)
+
+
+def test_an_announced_request_finds_its_pages_in_host_memory(engine):
+    manager, tokens = engine.manager, engine.tokens(1)
+    manager.expect("r100", tokens, 0.1)
+    wait(engine, 0.1)
+    assert in_host(engine, 1) == BLOCKS
+    seconds, loaded, name = run_as(engine, "100", tokens)
+    assert name == "r100"
+    assert loaded == BLOCKS * BLOCK
+    assert seconds < BLOCKS / engine.plane.lanes["stage"].rate
+    assert counts(engine) == {"used": BLOCKS, "late": 0, "wasted": 0, "cancelled": 0}
+    manager.catalog.check()
+    assert manager.stats().slots["host"]["pinned"] == 0
+
+
+def test_the_earliest_start_is_served_first_and_a_new_order_is_followed(engine):
+    manager, since = engine.manager, len(engine.plane.log)
+    engine.plane.lanes["stage"].rate = 100.0
+    manager.costs.seed_lane("stage", 1e-4, 100.0 * PAGE)
+    for stem, within in ((1, 3.0), (2, 1.0), (3, 2.0)):
+        manager.expect(f"e{stem}", engine.tokens(stem), within)
+    wait(engine, 0.1)
+    assert in_host(engine, 2) > 0 == in_host(engine, 1) == in_host(engine, 3)
+    manager.reorder({"e1": 0.2, "nobody": 1.0})
+    wait(engine, 0.36)
+    assert in_host(engine, 1) >= 28, "it overtook the other"
+    assert in_host(engine, 3) == 0
+    assert all(t.slots.shape[1] <= 2 for t in staged(engine, since)), "a slow lane is given little at a time"
+
+
+def test_giving_a_hint_touches_nothing_until_the_next_poll(engine):
+    since = len(engine.plane.log)
+    engine.manager.expect("e", engine.tokens(1), 1.0)
+    assert not engine.plane.log[since:]
+    engine.manager.poll()
+    assert engine.plane.log[since:]
+
+
+def test_what_several_want_is_read_once(engine):
+    before = engine.plane.pages["stage"]
+    tokens = engine.tokens(1)
+    for number in range(5):
+        engine.manager.expect(f"e{number}", [*tokens[:-1], number], 0.1)
+    wait(engine, 0.2)
+    assert engine.plane.pages["stage"] - before == BLOCKS
+
+
+def test_only_the_positions_that_will_be_read_are_brought(engine):
+    before = engine.plane.pages["stage"]
+    engine.manager.expect("e", engine.tokens(1), 0.1, positions=(2 * BLOCK, 5 * BLOCK + 1))
+    wait(engine, 0.1)
+    assert engine.plane.pages["stage"] - before == 4
+    with pytest.raises(ValueError, match=r"positions: \(5, 5\) of request 'e'"):
+        engine.manager.expect("e", engine.tokens(1), 0.1, positions=(5, 5))
+
+
+def test_what_is_cancelled_or_never_comes_gives_its_room_back(engine):
+    manager = engine.manager
+    manager.expect("gone", engine.tokens(1), 0.1)
+    manager.expect("never", engine.tokens(2), 0.1)
+    wait(engine, 0.1)
+    manager.dismiss("gone")
+    manager.dismiss("gone")
+    assert counts(engine)["cancelled"] == BLOCKS
+    wait(engine, 0.1 + engine.manager.config.prefetch.grace_seconds, step=0.1)
+    assert counts(engine) == {"used": 0, "late": 0, "wasted": BLOCKS, "cancelled": BLOCKS}
+    assert in_host(engine, 2) == 0, "what nobody used goes first"
+    assert manager.stats().slots["host"]["pinned"] == 0
+    manager.catalog.check()
+
+
+def test_room_is_given_whole_and_in_order(engine):
+    """100 blocks: three prompts of 32. The fourth waits for all its room, and the fifth does not pass it."""
+    manager = engine.manager
+    for stem in range(1, 6):
+        manager.expect(f"r{100 + stem}", engine.tokens(stem, 31 if stem == 5 else BLOCKS), 0.1 * stem)
+    wait(engine, 0.3)
+    assert [in_host(engine, stem) for stem in range(1, 6)] == [BLOCKS] * 3 + [0, 0]
+    run_as(engine, "101", engine.tokens(1))
+    wait(engine, 0.3)
+    assert in_host(engine, 4) == BLOCKS
+    assert counts(engine)["used"] == BLOCKS
+
+
+def test_one_that_is_larger_than_all_the_room_gets_a_part(engine):
+    tokens = engine.tokens(50, 150)
+    engine.run(tokens)
+    engine.only_on_disk(tokens)
+    engine.manager.expect("e", tokens, 0.1)
+    wait(engine, 0.3)
+    assert engine.manager.locate(tokens)["host"] == 100 * BLOCK
+
+
+def test_a_late_one_is_promoted_and_not_read_twice(engine):
+    manager, tokens = engine.manager, engine.tokens(1)
+    before = engine.plane.pages["stage"]
+    manager.expect("r200", tokens, 0.01)
+    manager.poll()
+    engine.plane.advance(0.004)
+    _, loaded, _ = run_as(engine, "200", tokens)
+    assert loaded == BLOCKS * BLOCK
+    assert engine.plane.pages["stage"] - before == BLOCKS
+    assert counts(engine)["late"] > 0
+    assert counts(engine)["late"] + counts(engine)["used"] == BLOCKS
+
+
+def test_demand_is_served_before_what_is_brought_ahead(engine):
+    for stem in range(2, 5):
+        engine.manager.expect(f"e{stem}", engine.tokens(stem), 10.0)
+    engine.manager.poll()
+    engine.plane.advance(0.001)
+    seconds, loaded, name = engine.run(engine.tokens(1))
+    assert loaded == BLOCKS * BLOCK, engine.manager.explain(name)
+    part = max(t.slots.shape[1] for t in staged(engine, 0)[-3:])
+    allowed = (BLOCKS + 2 * part + 4) / 2000 + BLOCKS / 8000 + 0.01
+    assert seconds < allowed + 5e-3, engine.manager.explain(name)
+
+
+def test_a_thousand_useless_hints_leave_the_hot_set_where_it_is(namespace, seed):
+    """The hot set fills the host but for the share that may hold what is brought ahead."""
+    rng = random.Random(seed)
+
+    def hits(hints):
+        engine = Engine(namespace, device=40, host=200, disk=4000, prefetch={"grace_seconds": 0.2})
+        engine.know(2)
+        cold = [engine.tokens(200 + i, 16) for i in range(40)]
+        for tokens in cold:
+            engine.run(tokens)
+        for _ in range(20):
+            engine.plane.settle()
+            engine.manager.poll()
+        hot = [engine.tokens(1 + i, 16) for i in range(8)]  # 128 of 200 blocks
+        for tokens in hot * 2:
+            engine.run(tokens)
+        before, asked = dict(engine.manager.stats().tokens_found), 0
+        for number in range(100):
+            for i in range(hints):
+                engine.manager.expect(f"useless{number}-{i}", rng.choice(cold), 0.01)
+            engine.run(hot[number % len(hot)])
+            asked += 16 * BLOCK
+        after = engine.manager.stats()
+        assert not hints or after.prefetched["wasted"] > 0
+        found = {tier: after.tokens_found[tier] - before.get(tier, 0) for tier in after.tokens_found}
+        return (found.get("device", 0) + found.get("host", 0)) / asked
+
+    without, with_hints = hits(0), hits(10)
+    assert without > 0.9, f"seed {seed}"
+    assert with_hints >= without - 0.01, f"seed {seed}"
+
+
+def test_nobody_starves(namespace, seed):
+    """Whatever is announced, taken back and reordered: each request that starts ends, and each hint ends in a count."""
+    rng = random.Random(seed)
+    engine = Engine(namespace, host=120, disk=1000, prefetch={"grace_seconds": 0.5})
+    engine.know(2)
+    for stem in range(1, 13):
+        engine.run(engine.tokens(stem))
+    for stem in range(1, 13):
+        engine.only_on_disk(engine.tokens(stem))
+    manager = engine.manager
+    for number in range(120):
+        name, stem = f"r{1000 + number}", rng.randint(1, 12)
+        tokens = engine.tokens(stem, rng.randint(1, BLOCKS))
+        engine.plane.lanes["stage"].rate = rng.choice([20.0, 200.0, 2000.0])
+        kind = rng.random()
+        manager.expect(name, tokens, rng.uniform(0.0, 0.3))
+        if kind < 0.3:
+            manager.dismiss(name)
+        elif kind < 0.5:
+            manager.reorder({name: rng.uniform(0.0, 1.0)})
+        elif kind < 0.9:
+            wait(engine, rng.uniform(0.0, 0.05))
+            seconds, _, _ = run_as(engine, name[1:], tokens)
+            assert seconds < 1.0, f"seed {seed}: {manager.explain(name)}"
+            engine.manager.evict(Tier.DEVICE, tokens)
+    wait(engine, 3.0, step=0.1)
+    assert manager.stats().slots["host"]["pinned"] == 0, f"seed {seed}"
+    assert not manager._prefetcher._expected
+    assert manager._prefetcher._held == 0
+    manager.catalog.check()
