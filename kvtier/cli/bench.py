@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtier.cli import bench_ttft
+from kvtier.cli import bench_prefetch, bench_ttft
 from kvtier.cli.tables import print_figures
 from kvtier.lab.figures import Figure
 
 app = typer.Typer(help="Measure this machine with kvtier and with its limit in the same run.", no_args_is_help=True)
 
 app.command("ttft")(bench_ttft.command)
+app.command("prefetch")(bench_prefetch.command)
 
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON object a line: name, value, unit, limit, limit_is, ratio.")

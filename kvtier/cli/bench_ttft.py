@@ -84,7 +84,7 @@ def command(
         seed=seed,
         cache=cache,
     )
-    with _terminable():
+    with terminable():
         _measure(settings, json=json, quick=quick)
 
 
@@ -105,7 +105,7 @@ def _measure(settings: Settings, *, json: bool, quick: bool) -> None:
     if not console.is_terminal:
         console.width = 132
     try:
-        with _progress(errors) as tell:
+        with progress(errors) as tell:
             result = run(settings, tell)
             tell("drawing", 1.0)
             written = report.write(result, settings.out)
@@ -130,7 +130,7 @@ def _measure(settings: Settings, *, json: bool, quick: bool) -> None:
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Tell]:
+def progress(console: Console) -> Iterator[Tell]:
     """A bar on a terminal, else a line for each tenth."""
     if not console.is_terminal:
         tenth = -1
@@ -155,7 +155,7 @@ def _progress(console: Console) -> Iterator[Tell]:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """Let a termination end the run as Ctrl-C does, so that temporary stores go."""
 
     def interrupt(*_: object) -> None:

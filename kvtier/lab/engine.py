@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["LabEngine"]
 
 _TIERS = ("device", "host", "disk", "remote")
+_ANNOUNCED = 32  # of those that wait, how many the cache is told of
 _IDLE_WAIT = 0.01  # seconds in which a step with nothing to compute waits for a load
 
 
@@ -72,6 +74,9 @@ class LabEngine:
         self._events: list[tuple[Request, int, float]] = []
         self._preempted_now = False
         self._last_worked = 0.0
+        self._admitted = self.clock()
+        self._announced = 0.0
+        self._interval = 0.0  # seconds between admissions, smoothed
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -157,6 +162,7 @@ class LabEngine:
         self._preempted_now = False
         self._take_loaded(0.0)
         self._admit()
+        self._announce()
         worked = self._decode()
         worked = self._prefill() or worked
         if worked:
@@ -186,6 +192,25 @@ class LabEngine:
                 return
             self._waiting.popleft()
             self._active.append(request)
+            now = self.clock()
+            self._interval += (min(now - self._admitted, 60.0) - self._interval) / 8
+            self._admitted = now
+
+    def _announce(self) -> None:
+        """Tell the cache of those that have to wait, and about when each will start; again each second."""
+        if not self._waiting:
+            return
+        now = self.clock()
+        again = now - self._announced > 1.0
+        if again:
+            self._announced = now
+        for place, request in enumerate(islice(self._waiting, _ANNOUNCED)):
+            within = (place + 1) * self._interval
+            if not request.announced:
+                request.announced = True
+                self.manager.expect(request.request_id, request.tokens, within, salt=request.salt)
+            elif again:
+                self.manager.reorder({request.request_id: within})
 
     def _start(self, request: Request) -> bool:
         rid, manager = request.request_id, self.manager
@@ -321,7 +346,7 @@ class LabEngine:
         if request.phase is not Phase.LOADING:
             self._tell(request)
         self.manager.preempt(request.request_id)
-        request.preempted, request.phase = True, Phase.WAITING
+        request.preempted, request.announced, request.phase = True, False, Phase.WAITING
         request.result.preemptions += 1
         self._active.remove(request)
         self._waiting.appendleft(request)
@@ -336,6 +361,7 @@ class LabEngine:
 
     def _finish(self, request: Request, reason: str) -> None:
         self.manager.free(request.request_id)
+        self.manager.dismiss(request.request_id)
         if request in self._active:
             self._active.remove(request)
         elif request in self._waiting:

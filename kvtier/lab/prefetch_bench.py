@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 import torch
 
 from kvtier._core import Throttle
-from kvtier.config import CacheConfig
+from kvtier.config import CacheConfig, DiskConfig, HostConfig, PrefetchConfig
 from kvtier.lab import machine
 from kvtier.lab.engine import LabEngine
 from kvtier.lab.paced import PacedModel
@@ -32,13 +32,19 @@ from kvtier.plane import LocalDataPlane
 from kvtier.tiers.device import DevicePool
 
 if TYPE_CHECKING:
+    from kvtier.lab.model import LabModel
     from kvtier.lab.request import Result
 
 __all__ = ["ARMS", "PrefetchBench", "PrefetchSettings", "bootstrap_upper", "run"]
 
 Arm = Literal["load", "recompute", "kvtier", "device"]
 ARMS: tuple[Arm, ...] = ("load", "recompute", "kvtier", "device")
-_RULES = {"load": "always", "recompute": "never", "kvtier": "cost", "device": "never"}
+_RULES: dict[Arm, Literal["cost", "always", "never"]] = {
+    "load": "always",
+    "recompute": "never",
+    "kvtier": "cost",
+    "device": "never",
+}
 _WARM_UP = 4  # prompts of a cell that do not count: the cost model learns the drive from them
 _DOCUMENTS = 4
 
@@ -87,7 +93,10 @@ class PrefetchBench:
         paced = settings.model is None
         if paced:
             torch.set_num_threads(1)  # what is left for torch to do is small, and slower on more
-        self.model: Any = PacedModel(1e-6 * settings.token_us) if paced else open_model(settings.model, settings.seed)
+        # The engine asks no more of a model than a paced one has.
+        self.model: LabModel = cast(
+            "LabModel", PacedModel(1e-6 * settings.token_us) if paced else open_model(settings.model, settings.seed)
+        )
         geometry = self.model.geometry(block)
         blocks = -(-total // block) + 2
         with ExitStack() as stack:
@@ -95,9 +104,9 @@ class PrefetchBench:
             pages = len(settings.reuses) * _DOCUMENTS * blocks + 64 * blocks
             config = CacheConfig(
                 block_size=block,
-                host={"size": 8 * blocks * geometry.page_bytes, "write": "second_use"},
-                disk={"path": store, "size": (pages + 64) * (geometry.page_bytes + 8192), "write": "second_use"},
-                prefetch={"share": 0.5, "grace_seconds": 60.0},
+                host=HostConfig(size=8 * blocks * geometry.page_bytes, write="second_use"),
+                disk=DiskConfig(path=store, size=(pages + 64) * (geometry.page_bytes + 8192), write="second_use"),
+                prefetch=PrefetchConfig(share=0.5, grace_seconds=60.0),
                 load_timeout_seconds=600.0,
                 lease_seconds=600.0,
             )
@@ -131,7 +140,7 @@ class PrefetchBench:
         return max(1, round(reuse * self.settings.prompt_tokens / block)) * block
 
     def _tokens(self, count: int) -> list[int]:
-        return self._rng.integers(0, self.model.vocab_size, count).tolist()
+        return [int(token) for token in self._rng.integers(0, self.model.vocab_size, count)]
 
     def prepare(self) -> None:
         """Have every document on disk."""

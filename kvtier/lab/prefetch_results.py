@@ -8,9 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kvtier.lab.results import Spread
 
-__all__ = ["SCHEMA", "Arms", "PrefetchResult", "PrefetchRow"]
-
-SCHEMA = "kvtier.bench.prefetch/1"
+__all__ = ["Arms", "PrefetchResult", "PrefetchRow"]
 
 
 class _Row(BaseModel):
@@ -64,7 +62,7 @@ class PrefetchRow(_Row):
 class PrefetchResult(_Row):
     """A run."""
 
-    schema_: Literal["kvtier.bench.prefetch/1"] = SCHEMA
+    version: Literal["kvtier.bench.prefetch/1"] = "kvtier.bench.prefetch/1"
     date: str
     machine: dict[str, Any]
     model: str

@@ -42,6 +42,7 @@ class Request:
     on_token: OnToken | None
     submitted: float
     phase: Phase = Phase.WAITING
+    announced: bool = False
     preempted: bool = False  # known to the cache manager, and to be resumed there
     computed: int = 0
     told: int = 0  # tokens that the cache manager knows of

@@ -54,6 +54,15 @@ class FakeManager:
 
     # -- what the engine calls
 
+    def expect(self, request_id, tokens, within, *, salt=None):
+        self.calls.append(f"expect {request_id}")
+
+    def reorder(self, within):
+        self.calls.append(f"reorder {', '.join(within)}")
+
+    def dismiss(self, request_id):
+        pass
+
     def observe_prefill(self, new_tokens, context, seconds, request_id=None):
         self.prefills = [*getattr(self, "prefills", []), (new_tokens, context, seconds, request_id)]
 

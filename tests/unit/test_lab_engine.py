@@ -250,3 +250,14 @@ def test_run_ends_at_its_deadline(model):
     rig.engine.add("r", prompt(8), 400)
     (result,) = rig.engine.run(0.0)
     assert result.finish_reason == "abort"
+
+
+def test_the_cache_is_told_of_requests_that_have_to_wait(model):
+    rig = Rig(model, max_batch=1)
+    for index in range(3):
+        rig.engine.add(f"q{index}", prompt(20, index), 2)
+    rig.engine.step()
+    assert [call for call in rig.manager.calls if call.startswith("expect")] == ["expect q1", "expect q2"]
+    rig.engine.run(60)
+    assert [call for call in rig.manager.calls if call.startswith("expect")] == ["expect q1", "expect q2"]
+    assert rig.manager.prefills[0][:2] == (CHUNK, 0)
