@@ -203,10 +203,19 @@ class CacheConfig(_Section):
     load_policy: Literal["cost", "always", "never"] = "cost"
     """Whether what is found below the device is loaded: as far as that is predicted to be faster than computing it
     (what is not known yet is loaded, and learnt from), always, or never."""
+    profile: Path | None = None
+    """A file of `kvtier calibrate`, whose speeds the cost model begins with; none: it begins knowing nothing."""
     lease_seconds: float = Field(default=60.0, gt=0.0, le=86400.0)
     """How long a match holds its pages for a request that never comes back."""
     load_timeout_seconds: float = Field(default=10.0, gt=0.0, le=3600.0)
     """After how long a load that is not finished counts as failed, and its tokens are recomputed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_profile(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("profile") in ("", "none"):
+            return values | {"profile": None}
+        return values
 
     @classmethod
     def load_from(

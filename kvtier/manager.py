@@ -28,6 +28,7 @@ from kvtier.namespace import check_agreement
 from kvtier.placement import Placement
 from kvtier.policy import LoadPolicy
 from kvtier.prefetch import Prefetched, Prefetcher
+from kvtier.profile import Profile
 from kvtier.sequence import ComputedBlocks, Loaded, Sequence, Slots, State, as_tokens
 from kvtier.stats import CacheStats, Counts
 
@@ -84,6 +85,8 @@ class CacheManager:
             )
             self._device_slots = hello.capacity[Tier.DEVICE]
             self.costs = costs or CostModel(hello.page_bytes, bytes_in_flight=config.mover.bytes_in_flight)
+            if config.profile is not None:
+                Profile.load(config.profile).seed(self.costs)
             self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes, self.costs, clock)
             self.adopted = self.placement.adopt(hello)
             stack.pop_all()

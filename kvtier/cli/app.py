@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import kvtier
-from kvtier.cli import bench, doctor
+from kvtier.cli import bench, calibrate, doctor
 from kvtier.cli.main import BAD_INPUT, DONE, INTERRUPTED, say
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.command)
+app.command("calibrate")(calibrate.command)
 
 # Every release of typer has this class among the bases of BadParameter, but not always in the same module.
 _UsageFault: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -17,7 +17,7 @@ LINES: list[list[str]] = [
     ["loading", "prefetch"],
     ["plane", "relay", "stats", "lookup", "policy"],
     ["placement", "sequence"],
-    ["choice"],
+    ["choice", "profile"],
     ["catalog", "costmodel", "mover", "journal"],
     ["tiers.device", "tiers.host", "tiers.disk", "tiers.remote"],
     ["tiers"],
