@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 # By when, in shares of the time that may pass where it is limited, each part has ended.
-_CONTEXT_SHARE, _LOAD_SHARE = 0.45, 0.95
+_CONTEXT_SHARE, _LOAD_SHARE = 0.36, 0.95
 
 
 def run(settings: Settings, progress: Progress) -> BenchResult:

@@ -75,6 +75,7 @@ class LoadBench:
         self.notes: list[str] = []
         self.rows: list[LoadRow] = []
         self.concurrency: list[ConcurrencyRow] = []
+        self._each = 0.0  # seconds for a conversation, off and on, as far as it is known
 
     def points(self) -> list[Point]:
         """What is measured, fewest users first; more users than conversations are left out and noted."""
@@ -93,35 +94,41 @@ class LoadBench:
         return found
 
     def run(self, seconds: float | None, tokens_per_s: float) -> None:
-        """Both rows of every point, then the search for the most concurrent requests.
+        """The search for the most concurrent requests, which is short and says most; then both rows of every point.
 
         Where ``seconds`` are given, what would not end in them is left out and noted; how long something takes is told
         from the prefill speed, then from what was measured.
         """
-        points, end = self.points(), None if seconds is None else time.monotonic() + seconds
-        each = _PAIR * self._chat.rounds * self._chat.tokens / tokens_per_s  # seconds for a conversation, off and on
-        left_out = 0
+        end = None if seconds is None else time.monotonic() + seconds
+        self._each = _PAIR * self._chat.rounds * self._chat.tokens / tokens_per_s
+        self._search(end)
+        self._measure_points(end)
+        self._progress("load done", 1.0)
+
+    def _search(self, end: float | None) -> None:
+        for offload in (False, True):
+            start = self._expected(offload)
+            if end is not None and time.monotonic() + self._each * start > end:
+                self.notes.append(f"load: no search for the most requests, offload {_on(offload)}, for lack of time")
+                continue
+            self._progress(f"most concurrent requests, offload {_on(offload)}", 0.1 * offload)
+            self.concurrency.append(self._most(offload, start))
+
+    def _measure_points(self, end: float | None) -> None:
+        points, left_out = self.points(), 0
         for index, point in enumerate(points):
-            if end is not None and time.monotonic() + each * point.conversations > end:
+            if end is not None and time.monotonic() + self._each * point.conversations > end:
                 left_out += 1
                 continue
             started, share = time.monotonic(), 0.8 / len(points)
-            self._progress(_words(point, offload=False), index * share)
+            self._progress(_words(point, offload=False), 0.2 + index * share)
             reference, row = self._measure(point, None)
             self.rows.append(row)
-            self._progress(_words(point, offload=True), (index + 0.5) * share)
+            self._progress(_words(point, offload=True), 0.2 + (index + 0.5) * share)
             self.rows.append(self._measure(point, reference)[1])
-            each = (time.monotonic() - started) / point.conversations
+            self._each = (time.monotonic() - started) / point.conversations
         if left_out:
             self.notes.append(f"load: {left_out} of {len(points)} points left out for lack of time")
-        for offload in (False, True):
-            start = self._expected(offload)
-            if end is not None and time.monotonic() + each * start > end:
-                self.notes.append(f"load: no search for the most requests, offload {_on(offload)}, for lack of time")
-                continue
-            self._progress(f"most concurrent requests, offload {_on(offload)}", 0.8 + 0.1 * offload)
-            self.concurrency.append(self._most(offload, start))
-        self._progress("load done", 1.0)
 
     def _measure(self, point: Point, reference: _Outcome | None) -> tuple[_Outcome, LoadRow]:
         """One row; with a ``reference``, the outcome of "off", it is the row of "on"."""
@@ -213,6 +220,7 @@ class LoadBench:
             gc.collect()
             with self._rig(MAX_BATCH, offload) as rig:
                 outcome = self._converse(rig, count, self._chat.rounds, count)
+            self._each = 2 * outcome.seconds / count
             return outcome.recomputed == 0
 
         found = most(passes, start, limit)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ContextBench", "Sample", "rows"]
 
+_ROUNDS = 2  # a context is worth that many rounds of all; where there is no time for them it is left out
 _ROUND = 1.7  # a round's time over that of computing its contexts, roughly
 
 
@@ -52,40 +53,45 @@ class ContextBench:
             for context in fitted.contexts
         }
         self.contexts = fitted.contexts
-        """Those that are measured: the longest are left out where a round of all would take too long."""
+        """Those that are measured: the longest are left out where a few rounds would take too long with them."""
         self.tokens_per_s = 0.0
-        """Prefill speed, as warming up had it."""
+        """Prefill speed, as the last prompt that was computed had it."""
         self._answers: dict[int, list[int]] = {}
         self.samples: dict[tuple[int, Source], Sample] = {}
 
     def run(self, seconds: float | None) -> None:
         """All rounds, or as many whole ones, at least one, as ``seconds`` allow."""
-        settings, began = self._fitted.settings, time.monotonic()
+        settings = self._fitted.settings
+        end = None if seconds is None else time.monotonic() + seconds
         self._progress("warming up", 0.0)
-        for _ in range(2):  # the first is slower than any other, and no measure of what is to come
+        for _ in range(2):  # the first is slower than any other
             prompt = self._prompts[self.contexts[0]]
             empty_faster(self._rig.manager, self._rig.device, prompt, "recompute")
             warm = self._rig.serve(prompt, settings.output_tokens)
             self._rig.settle()
         self.tokens_per_s = len(prompt) / (warm.ttft or 1.0)
-        if seconds is not None and settings.contexts is None:
-            while len(self.contexts) > 1 and _ROUND * sum(self.contexts) / self.tokens_per_s > seconds:
-                self.contexts = self.contexts[:-1]
         for number in range(settings.repeat):
-            self._round(number, number / settings.repeat, 1 / settings.repeat)
-            used = time.monotonic() - began
-            if seconds is not None and used + used / (number + 1) > seconds:
+            began = time.monotonic()
+            self._round(number, end)
+            now = time.monotonic()
+            if end is not None and now + (now - began) > end:
                 break
         self._progress("contexts done", 1.0)
 
-    def _round(self, number: int, done: float, share: float) -> None:
-        contexts = self.contexts
-        hits = [source for source in self._fitted.settings.tiers if source != "recompute"]
+    def _round(self, number: int, end: float | None) -> None:
+        settings = self._fitted.settings
+        hits = [source for source in settings.tiers if source != "recompute"]
         turned = hits[number % len(hits) :] + hits[: number % len(hits)] if hits else []
-        for index, context in enumerate(contexts):
+        for index, context in enumerate(self.contexts):
+            rounds = min(_ROUNDS, settings.repeat) * _ROUND * context / self.tokens_per_s
+            too_long = end is not None and time.monotonic() + rounds > end
+            if too_long and number == 0 and index and settings.contexts is None:
+                self.contexts = self.contexts[:index]
+                break
             for source in ("recompute", *turned):
                 where = "computing" if source == "recompute" else f"from {source}"
-                self._progress(f"round {number + 1}: {context} tokens {where}", done + share * index / len(contexts))
+                done = (number + index / len(self.contexts)) / settings.repeat
+                self._progress(f"round {number + 1}: {context} tokens {where}", done)
                 self._measure(context, source)  # type: ignore[arg-type]
 
     def _measure(self, context: int, source: Source) -> None:
@@ -99,6 +105,8 @@ class ContextBench:
         answer = self._answers.setdefault(context, list(result.tokens))
         sample = self.samples.setdefault((context, source), Sample())
         sample.ttft.append(result.ttft or 0.0)
+        if source == "recompute" and result.ttft:
+            self.tokens_per_s = len(tokens) / result.ttft
         if result.tpot is not None:
             sample.tpot.append(result.tpot)
         sample.moved.append(rig.bytes_moved().since(before))

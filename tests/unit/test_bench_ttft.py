@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -234,6 +235,17 @@ def test_load_pairs_off_and_on_and_finds_the_most_users(tmp_path: Path) -> None:
     assert (off.offload, on.offload) == (False, True)
     assert off.max_concurrent_requests < on.max_concurrent_requests == 5
     assert on.at_least
+
+
+def test_the_quick_setting_leaves_nothing_out_by_itself(tmp_path: Path) -> None:
+    from kvtier.lab.load import LoadBench
+
+    fitted = settings_of(quick=True, out=tmp_path / "out").fitted(replace(SHAPE, context_limit=8192))
+    load = LoadBench(open_model("random-tiny", 0), fitted, _tell)
+    assert [point.working_set for point in load.points()] == [0.5, 3.0, 10.0]
+    assert load.notes == []
+    assert fitted.contexts == fitted.settings.usual_contexts
+    assert max(fitted.load_host_blocks, fitted.load_device_blocks) < 10 * fitted.load_device_blocks  # the disk serves
 
 
 def test_what_the_time_has_no_room_for_is_left_out_and_noted(tmp_path: Path) -> None:
