@@ -195,7 +195,7 @@ void bind_copy(nb::module_& m) {
       "The same bytes as gather_pages by plain memcpy: what the benchmark compares with.");
   m.def(
       "dlpack_layout",
-      [](const nb::ndarray<nb::device::cpu>& array) {
+      [](const nb::ndarray<>& array) {
         std::vector<std::size_t> shape;
         std::vector<std::int64_t> strides;
         for (std::size_t i = 0; i < array.ndim(); ++i) {
@@ -207,7 +207,7 @@ void bind_copy(nb::module_& m) {
                           static_cast<int>(array.dtype().lanes));
       },
       nb::arg("array"), nb::sig("def dlpack_layout(array: object) -> tuple[int, list[int], list[int], int, int, int]"),
-      "(address, shape, strides in elements, DLPack type code, bits, lanes) of a CPU array.");
+      "(address, shape, strides in elements, DLPack type code, bits, lanes) of an array, on whatever device.");
 }
 
 }  // namespace kvtier

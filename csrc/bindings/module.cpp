@@ -7,6 +7,7 @@ NB_MODULE(_core, m) {
   kvtier::bind_common(m);
   kvtier::bind_catalog(m);
   kvtier::bind_copy(m);
+  kvtier::bind_cuda(m);
   kvtier::bind_io(m);
   kvtier::bind_mover(m);
 }

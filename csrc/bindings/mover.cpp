@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "bindings/bindings.hpp"
+#include "bindings/cuda.hpp"
 #include "io/faulty_engine.hpp"
 #include "io/throttled_engine.hpp"
 
@@ -36,7 +37,7 @@ IoPath io_path(const std::string& io) {
 void construct(Mover* self, const DevicePool* device, HostArena* host, DiskStore* disk, const std::string& io,
                unsigned copy_threads, std::size_t bytes_in_flight, std::uint32_t queue_pages, bool verify_host,
                bool verify, unsigned io_threads, double io_limit_s, double close_limit_s, std::size_t op_bytes,
-               std::shared_ptr<FaultPlan> faults, std::shared_ptr<Throttle> throttle) {
+               std::shared_ptr<FaultPlan> faults, std::shared_ptr<Throttle> throttle, const CudaCopies* cuda) {
   MoverOptions options;
   options.copy_threads = copy_threads;
   options.bytes_in_flight = bytes_in_flight;
@@ -54,11 +55,15 @@ void construct(Mover* self, const DevicePool* device, HostArena* host, DiskStore
     if (engine && throttle) engine = make_throttled_engine(std::move(engine), throttle);
     return engine;
   };
-  new (self) Mover(device, host, disk, options);
+  std::unique_ptr<StreamCopier> copier;
+  if (cuda != nullptr && device != nullptr && host != nullptr) {
+    copier = std::make_unique<cuda::Copier>(cuda->device, *device, *host, cuda->pinned, cuda->options);
+  }
+  new (self) Mover(device, host, disk, options, std::move(copier));
 }
 
 bool submit(Mover& self, Ticket ticket, const std::vector<Tier>& path, const Slots& slots, const Identities& identities,
-            int priority, double deadline_s) {
+            int priority, double deadline_s, std::uintptr_t stream) {
   if (slots.shape(0) != path.size() || slots.shape(1) != identities.shape(0)) {
     throw std::invalid_argument("slots has shape [" + std::to_string(slots.shape(0)) + ", " +
                                 std::to_string(slots.shape(1)) + "]: [" + std::to_string(path.size()) + ", " +
@@ -73,7 +78,7 @@ bool submit(Mover& self, Ticket ticket, const std::vector<Tier>& path, const Slo
   order.identity_bytes = identities.shape(1);
   order.priority = static_cast<Priority>(std::clamp(priority, 0, 255));
   if (deadline_s > 0) order.deadline = Time(seconds(deadline_s));
-  const Submit result = self.submit(order);
+  const Submit result = self.submit(std::move(order), stream);
   if (result == Submit::kDuplicate) {
     throw std::invalid_argument("ticket = " + std::to_string(ticket) + ": still in use by an earlier transfer");
   }
@@ -118,6 +123,7 @@ nb::dict stats(const Mover& self) {
   disk["hung"] = stats.io.hung;
   out["lanes"] = lanes;
   out["disk"] = disk;
+  out["device_note"] = stats.device_note;
   out["pending"] = stats.pending;
   return out;
 }
@@ -153,9 +159,10 @@ void bind_mover(nb::module_& m) {
            nb::arg("queue_pages") = 1u << 15, nb::arg("verify_host") = false, nb::arg("verify") = true,
            nb::arg("io_threads") = 4, nb::arg("io_limit_s") = 5.0, nb::arg("close_limit_s") = 2.0,
            nb::arg("op_bytes") = 1u << 20, nb::arg("faults") = nb::none(), nb::arg("throttle") = nb::none(),
-           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+           nb::arg("cuda").none() = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+           nb::keep_alive<1, 17>())
       .def("submit", &submit, nb::arg("ticket"), nb::arg("path"), nb::arg("slots"), nb::arg("identities"),
-           nb::arg("priority") = 0, nb::arg("deadline_s") = 0.0)
+           nb::arg("priority") = 0, nb::arg("deadline_s") = 0.0, nb::arg("stream") = 0)
       .def("cancel", &Mover::cancel, nb::arg("ticket"))
       .def(
           "promote",

@@ -20,8 +20,6 @@ class CopyExecutor {
 
  private:
   void run(unsigned worker);
-  void offload(const Chunk& chunk, unsigned worker, PageStatus* status);
-  void onboard(const Chunk& chunk, unsigned worker, PageStatus* status);
 
   Scheduler& scheduler_;
   HostArena& host_;

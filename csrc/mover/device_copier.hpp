@@ -1,14 +1,18 @@
-// The mover's only way to device memory. An executor thread hands over a batch of pages and gets them back copied; an
-// implementation for a GPU launches one kernel per batch on a stream of its own and waits for its event here.
+// The mover's only ways to device memory: a batch of pages is handed over and comes back copied.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
+#include <string>
 
 #include "common/identity.hpp"
 #include "common/types.hpp"
 #include "copy/host_arena.hpp"
 #include "copy/segments.hpp"
+#include "mover/lane.hpp"
 
 namespace kvtier {
 
@@ -20,11 +24,12 @@ struct PageCopy {
   PageStatus status = PageStatus::kPending;  // out
 };
 
+// A device whose pages a thread copies itself.
 class DeviceCopier {
  public:
   virtual ~DeviceCopier() = default;
   // Both return when every page has its status: no byte of the batch is touched after that. `worker` is the number of
-  // the calling thread, for resources kept per thread (streams, index arrays).
+  // the calling thread, for resources kept per thread.
   virtual void gather(std::span<PageCopy> pages, unsigned worker) = 0;   // device segments → host page
   virtual void scatter(std::span<PageCopy> pages, unsigned worker) = 0;  // host page → device segments
 };
@@ -39,6 +44,34 @@ class CpuCopier final : public DeviceCopier {
  private:
   const DevicePool& device_;
   HostArena& host_;
+};
+
+// The place in the engine's own queue that a transfer has to come after.
+class DeviceFence {
+ public:
+  virtual ~DeviceFence() = default;
+};
+
+// A device with queues of its own: batches are queued, several in each lane, and their ends looked for.
+//
+// fence() is called by whoever submits a transfer, on any thread; the rest by one thread. Nothing throws but fence().
+class StreamCopier {
+ public:
+  virtual ~StreamCopier() = default;
+  // After everything that the engine has queued on `stream` so far: the work that fills what a store reads, and the
+  // last reader of what a load overwrites. Throws std::runtime_error when the device refuses.
+  virtual std::shared_ptr<DeviceFence> fence(std::uintptr_t stream) = 0;
+
+  virtual unsigned places() const = 0;          // batches that a lane may have under way
+  virtual std::size_t batch_bytes() const = 0;  // that one of them should have
+  // Queues a batch behind `fence` (null: behind nothing). `pages` stays until ended() has said so; place `place` of the
+  // lane is free.
+  virtual void start(Lane lane, unsigned place, std::span<PageCopy> pages, const DeviceFence* fence) = 0;
+  // Whether the batch has ended: then its pages have their statuses, and nothing touches a byte of it any more.
+  virtual bool ended(Lane lane, unsigned place) = 0;
+  // Have `wake` called, on any thread, when a batch has ended; false: it cannot, so look from time to time.
+  virtual bool wake_by(std::function<void()> wake) = 0;
+  virtual std::string note() const = 0;  // what works worse than it could; empty: nothing
 };
 
 }  // namespace kvtier

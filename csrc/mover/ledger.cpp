@@ -111,6 +111,7 @@ void Ledger::fill(Transfer& t, const Order& order, Time now) {
   t.ticket = order.ticket;
   t.priority = order.priority;
   t.deadline = order.deadline;
+  t.fence = order.fence;
   t.submitted = now;
   t.sequence = ++sequence_;
   t.count = order.count;
@@ -248,7 +249,7 @@ void Ledger::mark(Transfer& t, int index, std::uint32_t page, PageStatus status)
 
 bool Ledger::allows(Lane lane) const {
   const LaneState& s = lanes_[index_of(lane)];
-  return !s.queue.empty() && (s.in_flight == 0 || s.in_flight + page_bytes(lane) <= options_.bytes_in_flight);
+  return !s.queue.empty() && (s.in_flight == 0 || s.in_flight + page_bytes(lane) <= most_in_flight(lane));
 }
 
 bool Ledger::has_work(std::span<const Lane> lanes) const {
@@ -267,7 +268,8 @@ bool Ledger::take(std::span<const Lane> lanes, std::uint32_t max_pages, std::siz
 
   LaneState& lane = state(hop->lane);
   const std::size_t size = page_bytes(hop->lane);
-  const std::size_t room = options_.bytes_in_flight > lane.in_flight ? options_.bytes_in_flight - lane.in_flight : 0;
+  const std::size_t most = most_in_flight(hop->lane);
+  const std::size_t room = most > lane.in_flight ? most - lane.in_flight : 0;
   const std::size_t fits = std::max<std::size_t>(1, std::min(room, max_bytes) / size);
   const std::size_t limit = std::min<std::size_t>({fits, max_pages, Chunk::kMaxPages, hop->ready.size() - hop->head});
   chunk->transfer = hop->transfer;
@@ -378,6 +380,7 @@ bool Ledger::next_report(Completion* out, Time now) {
 }
 
 void Ledger::retire(Transfer* t) {
+  t->fence.reset();
   if (spare_.size() < kSpareTransfers && t->count <= kSparePages) {
     spare_.push_back(t);
     return;

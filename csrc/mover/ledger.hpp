@@ -18,6 +18,7 @@ struct LedgerOptions {
   std::size_t device_page_bytes = 0;       // moved by a device lane: the payload
   std::size_t disk_page_bytes = 0;         // moved by a disk lane: the padded page
   std::size_t bytes_in_flight = 8u << 20;  // per lane; one page may always move
+  std::size_t device_bytes_in_flight = 0;  // of a device lane, if it is another number
   std::uint32_t queue_pages = 1u << 15;    // unsettled pages per lane; 4 × this many not yet polled
   std::uint32_t max_transfers = 4096;      // not yet polled, finished or not
 };
@@ -69,6 +70,10 @@ class Ledger {
   LaneStats stats(Lane lane) const;
   std::size_t page_bytes(Lane lane) const {
     return is_disk(lane) ? options_.disk_page_bytes : options_.device_page_bytes;
+  }
+  std::size_t most_in_flight(Lane lane) const {
+    const bool own = !is_disk(lane) && options_.device_bytes_in_flight != 0;
+    return own ? options_.device_bytes_in_flight : options_.bytes_in_flight;
   }
 
  private:

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace kvtier {
@@ -22,7 +23,8 @@ std::string path_text(std::span<const Tier> path) {
 
 }  // namespace
 
-Mover::Mover(const DevicePool* device, HostArena* host, DiskStore* disk, const MoverOptions& options)
+Mover::Mover(const DevicePool* device, HostArena* host, DiskStore* disk, const MoverOptions& options,
+             std::unique_ptr<StreamCopier> copier)
     : device_(device), host_(host), disk_(disk), process_(::getpid()) {
   check(options);
   LedgerOptions ledger;
@@ -30,8 +32,13 @@ Mover::Mover(const DevicePool* device, HostArena* host, DiskStore* disk, const M
   ledger.disk_page_bytes = host != nullptr ? host->page_bytes() : 1;
   ledger.bytes_in_flight = options.bytes_in_flight;
   ledger.queue_pages = options.queue_pages;
+  if (copier) ledger.device_bytes_in_flight = copier->places() * copier->batch_bytes();
   parts_ = std::make_unique<Parts>(ledger);
-  if (device != nullptr && host != nullptr) {
+  if (copier) {
+    if (device == nullptr || host == nullptr) refuse("copier: it needs a device and a host tier");
+    parts_->streams = std::make_unique<StreamExecutor>(parts_->scheduler, *host, std::move(copier), options.verify_host,
+                                                       options.close_limit);
+  } else if (device != nullptr && host != nullptr) {
     parts_->copies =
         std::make_unique<CopyExecutor>(parts_->scheduler, *host, std::make_unique<CpuCopier>(*device, *host),
                                        options.copy_threads, options.verify_host);
@@ -78,13 +85,16 @@ bool Mover::close() {
   }
   parts_->scheduler.close();
   if (parts_->copies) parts_->copies->join();
+  if (parts_->streams) parts_->streams->join();
   if (parts_->io) parts_->io->join();
-  return !parts_->io || !parts_->io->stuck();
+  return !(parts_->io && parts_->io->stuck()) && !(parts_->streams && parts_->streams->stuck());
 }
 
-Submit Mover::submit(const Order& order) {
+Submit Mover::submit(Order order, std::uintptr_t stream) {
   Parts& p = parts();
   check(order);
+  const bool on_device = std::find(order.path.begin(), order.path.end(), Tier::kDevice) != order.path.end();
+  if (p.streams && on_device && !p.streams->put_behind(stream, &order.fence)) return Submit::kFull;
   return p.scheduler.submit(order);
 }
 
@@ -139,6 +149,7 @@ MoverStats Mover::stats() const {
   const Parts& p = parts();
   MoverStats out;
   for (int i = 0; i < kLanes; ++i) out.lanes[i] = p.scheduler.stats(static_cast<Lane>(i));
+  if (p.streams) out.device_note = p.streams->note();
   out.has_disk = p.io != nullptr;
   if (p.io) out.io = p.io->stats();
   out.offline = p.scheduler.offline();

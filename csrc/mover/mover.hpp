@@ -15,6 +15,7 @@
 #include "mover/copy_executor.hpp"
 #include "mover/io_executor.hpp"
 #include "mover/scheduler.hpp"
+#include "mover/stream_executor.hpp"
 
 namespace kvtier {
 
@@ -36,18 +37,22 @@ struct MoverStats {
   bool has_disk = false;
   bool offline = false;
   std::uint64_t pending = 0;
+  std::string device_note;  // what works worse on the device than it could
 };
 
 class Mover {
  public:
   // Each tier may be null (a disk needs a host): paths through it are refused then. All must outlive the mover.
-  // Throws std::invalid_argument.
-  Mover(const DevicePool* device, HostArena* host, DiskStore* disk, const MoverOptions& options);
+  // `copier` reaches a device with queues of its own; without it the CPU copies, and the device is memory that it can
+  // address. Throws std::invalid_argument.
+  Mover(const DevicePool* device, HostArena* host, DiskStore* disk, const MoverOptions& options,
+        std::unique_ptr<StreamCopier> copier = nullptr);
   ~Mover();
 
   // Throws std::invalid_argument for an order that makes no sense; nothing was taken then. Anything but kAccepted and
-  // kDuplicate means "not now": the caller recomputes, or drops the store.
-  Submit submit(const Order& order);
+  // kDuplicate means "not now": the caller recomputes, or drops the store. The copies on a device with queues come
+  // after all that the engine has queued on `stream` by now.
+  Submit submit(Order order, std::uintptr_t stream = 0);
   bool cancel(Ticket ticket) { return parts().scheduler.cancel(ticket); }
   bool promote(Ticket ticket, Priority priority, Time deadline) {
     return parts().scheduler.promote(ticket, priority, deadline);
@@ -62,14 +67,15 @@ class Mover {
   MoverStats stats() const;
 
   // Cancels everything, ends the threads, settles what is left; poll() then tells the rest. False: an operation never
-  // returned, and the arena and the disk's file must stay as they are for as long as the process lives.
+  // returned, and the pools, the arena and the disk's file must stay as they are for as long as the process lives.
   bool close();
 
  private:
   struct Parts {
     explicit Parts(const LedgerOptions& options) : scheduler(options) {}
     Scheduler scheduler;
-    std::unique_ptr<CopyExecutor> copies;
+    std::unique_ptr<CopyExecutor> copies;     // of a device that the CPU copies,
+    std::unique_ptr<StreamExecutor> streams;  // or of one with queues
     std::unique_ptr<IoExecutor> io;
   };
   Parts& parts() const;

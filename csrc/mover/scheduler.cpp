@@ -133,6 +133,31 @@ bool Scheduler::take_copy(Chunk* chunk) {
   }
 }
 
+bool Scheduler::take_copy_now(Lane lane, std::size_t max_bytes, Chunk* chunk) {
+  const std::lock_guard lock(mutex_);
+  const bool taken = ledger_.take({&lane, 1}, Chunk::kMaxPages, max_bytes, Clock::now(), chunk);
+  announce();
+  return taken;
+}
+
+bool Scheduler::wait_copy(std::span<const Lane> lanes, Time until) {
+  std::unique_lock lock(mutex_);
+  const auto something = [&] { return ledger_.has_work(lanes) || copies_woken_; };
+  if (until == kNever) {  // a wait with a time limit so far away overflows
+    copy_work_.wait(lock, [&] { return something() || ledger_.closed(); });
+  } else {
+    copy_work_.wait_until(lock, until, something);
+  }
+  copies_woken_ = false;
+  return ledger_.has_work(lanes) || !ledger_.closed();
+}
+
+void Scheduler::wake_copies() {
+  const std::lock_guard lock(mutex_);
+  copies_woken_ = true;
+  copy_work_.notify_one();
+}
+
 bool Scheduler::take_disk(std::uint32_t max_pages, std::size_t max_bytes, Chunk* chunk) {
   const std::lock_guard lock(mutex_);
   const bool taken = ledger_.take(kDiskLanes, max_pages, max_bytes, Clock::now(), chunk);

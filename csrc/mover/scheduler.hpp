@@ -41,7 +41,11 @@ class Scheduler {
   void close();  // cancels all; executors then run dry
 
   // -- for executors
-  bool take_copy(Chunk* chunk);  // waits for work; false: closed, none left
+  bool take_copy(Chunk* chunk);                                        // waits for work; false: closed, none left
+  bool take_copy_now(Lane lane, std::size_t max_bytes, Chunk* chunk);  // never waits
+  // Waits until `until` for work of these lanes, or for wake_copies(). False: closed, none left.
+  bool wait_copy(std::span<const Lane> lanes, Time until);
+  void wake_copies();
   bool take_disk(std::uint32_t max_pages, std::size_t max_bytes, Chunk* chunk);  // never waits
   bool wait_disk();  // with nothing in flight: waits for work; false: closed, none left
   // With I/O in flight: called before the executor waits for it. While it waits, new work that it could take
@@ -63,6 +67,7 @@ class Scheduler {
   Ledger ledger_;
   std::function<void()> waker_;
   bool waker_armed_ = false;
+  bool copies_woken_ = false;
   std::uint64_t announced_ = 0;
   int fd_ = -1;
   bool armed_ = false;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -13,6 +14,8 @@
 #include "mover/lane.hpp"
 
 namespace kvtier {
+
+class DeviceFence;
 
 using Clock = std::chrono::steady_clock;  // CLOCK_MONOTONIC: the same numbers as Python's time.monotonic()
 using Time = Clock::time_point;
@@ -32,6 +35,7 @@ struct Order {
   std::size_t identity_bytes = 0;
   Priority priority = Priority::kDemand;
   Time deadline = kNever;
+  std::shared_ptr<DeviceFence> fence{};  // what its copies on the device come after; null: nothing
 };
 
 // Adds up the time during which at least one of several overlapping pieces of work ran.
@@ -81,6 +85,7 @@ struct Transfer {
   Ticket ticket = 0;
   Priority priority = Priority::kDemand;
   Time deadline = kNever;
+  std::shared_ptr<DeviceFence> fence;
   Time submitted{};
   Time finished{};
   std::uint64_t sequence = 0;  // order of arrival

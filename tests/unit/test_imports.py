@@ -19,7 +19,9 @@ LINES: list[list[str]] = [
     ["placement", "sequence"],
     ["choice", "profile"],
     ["catalog", "costmodel", "mover", "journal"],
+    ["tiers.copy_paths"],
     ["tiers.device", "tiers.host", "tiers.disk", "tiers.remote"],
+    ["tiers.cuda"],
     ["tiers"],
     ["messages", "fit"],
     ["geometry", "namespace", "config", "budget"],
@@ -34,12 +36,14 @@ INCLUDES = {
     "copy": {"common", "copy"},
     "io": {"common", "io"},
     "mover": {"common", "copy", "io", "mover"},
+    "cuda": {"common", "copy", "cuda", "mover"},  # of the mover its words for a device, no more
 }
 SYSTEM_FORBIDDEN = {  # no I/O, no CUDA, no Python types in the catalog; no Python anywhere below the bindings
     "catalog": r"nanobind|Python\.h|cuda|fstream|iostream|fcntl|unistd|sys/|linux/|thread|mutex",
     "copy": r"nanobind|Python\.h",
     "io": r"nanobind|Python\.h|cuda",
-    "mover": r"nanobind|Python\.h",
+    "mover": r"nanobind|Python\.h|cuda",
+    "cuda": r"nanobind|Python\.h|cuda\.h|cuda_runtime|io/",  # built without a toolkit
     "common": r"nanobind|Python\.h|cuda",
 }
 

@@ -1,0 +1,305 @@
+#include "cuda/copier.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "copy/checksum.hpp"
+
+namespace kvtier::cuda {
+
+// Events that are used again and again. They outlive the copier as long as a transfer holds one.
+class Copier::FencePool {
+ public:
+  explicit FencePool(std::shared_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {}
+  ~FencePool() {
+    for (const Event event : free_) runtime_->free_event(event);
+  }
+  Event take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        const Event event = free_.back();
+        free_.pop_back();
+        return event;
+      }
+    }
+    return runtime_->make_event();
+  }
+  void give(Event event) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(event);
+  }
+  std::uint64_t number() {
+    const std::lock_guard lock(mutex_);
+    return ++number_;
+  }
+
+ private:
+  std::shared_ptr<Runtime> runtime_;
+  std::mutex mutex_;
+  std::vector<Event> free_;
+  std::uint64_t number_ = 0;
+};
+
+class Copier::Fence final : public DeviceFence {
+ public:
+  Fence(std::shared_ptr<FencePool> pool, Event event)
+      : pool_(std::move(pool)), event_(event), number_(pool_->number()) {}
+  ~Fence() override { pool_->give(event_); }
+  Event event() const { return event_; }
+  std::uint64_t number() const { return number_; }  // no other fence ever has it, also not one at this address
+
+ private:
+  std::shared_ptr<FencePool> pool_;
+  Event event_;
+  std::uint64_t number_;
+};
+
+// ---- construction ------------------------------------------------------------------------------------------------
+
+Copier::Copier(std::shared_ptr<Runtime> runtime, const DevicePool& device, HostArena& host,
+               std::shared_ptr<const PinnedArena> pinned, const CopierOptions& options)
+    : runtime_(std::move(runtime)),
+      device_(device),
+      host_(host),
+      pinned_(std::move(pinned)),
+      options_(options),
+      shape_(device),
+      blocks_(std::max(1u, static_cast<unsigned>(options.processor_share * runtime_->facts().processors))),
+      fences_(std::make_shared<FencePool>(runtime_)) {
+  check(device);
+  try {
+    directions_[0].path = options.offload;
+    directions_[1].path = options.onboard;
+    for (Direction& direction : directions_) {
+      if (direction.path == Path::kBatch && !runtime_->facts().batches) direction.path = Path::kPieces;
+      direction.stream = runtime_->make_stream();
+      make_places(direction);
+    }
+    if (options_.host_calls) signals_ = runtime_->make_stream();
+    const std::size_t bytes = shape_.table().size_bytes();
+    table_ = static_cast<SegmentEntry*>(runtime_->device_memory(bytes));
+    runtime_->copy(table_, shape_.table().data(), bytes, directions_[0].stream);
+    runtime_->finish(directions_[0].stream);
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+void Copier::check(const DevicePool& device) const {
+  if (!(options_.processor_share > 0 && options_.processor_share <= 1)) {
+    throw std::invalid_argument("processor_share = " + std::to_string(options_.processor_share) +
+                                ": more than 0, 1 at most");
+  }
+  if (options_.places < 1 || options_.places > 64) {
+    throw std::invalid_argument("places = " + std::to_string(options_.places) + ": 1 to 64 are possible");
+  }
+  for (std::size_t i = 0; i < device.segments().size(); ++i) {
+    std::string why;
+    if (!runtime_->owns(device.segments()[i].base, &why)) {
+      throw std::invalid_argument("segments[" + std::to_string(i) + "] is " + why + ": memory of " +
+                                  runtime_->facts().name + " (CUDA device " +
+                                  std::to_string(runtime_->facts().ordinal) + ") is needed");
+    }
+  }
+}
+
+void Copier::make_places(Direction& direction) {
+  const std::size_t most = std::clamp<std::size_t>(options_.batch_bytes / host_.payload_bytes(), 1, kLaunchPages);
+  direction.places = std::vector<Place>(options_.places);
+  for (Place& place : direction.places) {
+    place.event = runtime_->make_event();
+    place.sums = static_cast<LaneSum*>(runtime_->pinned_memory(sum_entries(blocks_) * sizeof(LaneSum)));
+    if (direction.path == Path::kStaged) {
+      place.staging = static_cast<std::byte*>(runtime_->device_memory(most * host_.page_bytes()));
+    }
+    place.pages.reserve(kLaunchPages);
+  }
+}
+
+Copier::~Copier() { release(); }
+
+void Copier::release() {
+  for (Direction& direction : directions_) {
+    for (Place& place : direction.places) {
+      if (place.event != nullptr) runtime_->free_event(place.event);
+      if (place.sums != nullptr) runtime_->free_pinned(place.sums);
+      if (place.staging != nullptr) runtime_->free_device(place.staging);
+    }
+    if (direction.stream != nullptr) runtime_->free_stream(direction.stream);
+  }
+  if (signals_ != nullptr) runtime_->free_stream(signals_);
+  if (table_ != nullptr) runtime_->free_device(table_);
+}
+
+// ---- order -------------------------------------------------------------------------------------------------------
+
+std::shared_ptr<DeviceFence> Copier::fence(std::uintptr_t stream) {
+  const auto engine = reinterpret_cast<Stream>(stream);
+  if (runtime_->captures(engine)) {
+    throw Error("the engine's stream is being captured into a graph: submit transfers before or after it");
+  }
+  auto fence = std::make_shared<Fence>(fences_, fences_->take());
+  runtime_->record(fence->event(), engine);
+  return fence;
+}
+
+void Copier::start(Lane lane, unsigned number, std::span<PageCopy> pages, const DeviceFence* fence) {
+  Direction& to = direction(lane);
+  Place& place = to.places[number];
+  place.pages.clear();
+  place.failed = place.recorded = false;
+  for (PageCopy& page : pages) {
+    if (lane == Lane::kOffload || intact(page)) place.pages.push_back(&page);
+  }
+  if (place.pages.empty()) return;
+  try {
+    if (const auto* behind = static_cast<const Fence*>(fence); behind && behind->number() != to.behind) {
+      runtime_->wait(to.stream, behind->event());
+      to.behind = behind->number();
+    }
+    queue(lane, to, place);
+  } catch (const Error& error) {
+    refused(place, error.what());
+  }
+  try {  // also of a batch that was queued in part: what was queued has to end before its pages are anyone's
+    runtime_->record(place.event, to.stream);
+    place.recorded = true;
+    if (!options_.host_calls) return;
+    runtime_->wait(signals_, place.event);
+    runtime_->call(signals_, [](void* self) { static_cast<Copier*>(self)->wake_(); }, this);
+  } catch (const Error& error) {  // a context that refuses an event is broken, and runs nothing any more
+    refused(place, error.what());
+  }
+}
+
+bool Copier::ended(Lane lane, unsigned number) {
+  Place& place = direction(lane).places[number];
+  try {
+    if (place.recorded && !runtime_->done(place.event)) return false;
+  } catch (const Error& error) {
+    refused(place, error.what());
+  }
+  settle(lane, place);
+  return true;
+}
+
+bool Copier::wake_by(std::function<void()> wake) {
+  wake_ = std::move(wake);
+  return options_.host_calls;
+}
+
+void Copier::settle(Lane lane, Place& place) {
+  if (lane == Lane::kOffload && !place.failed && !place.pages.empty()) {
+    runtime_->host_uses(place.sums, sum_entries(blocks_) * sizeof(LaneSum), false);
+  }
+  for (unsigned i = 0; i < place.pages.size(); ++i) {
+    PageCopy& page = *place.pages[i];
+    page.status = place.failed ? PageStatus::kWriteError : PageStatus::kOk;
+    if (lane == Lane::kOffload && !place.failed) page.checksum = page_checksum(place.launch, blocks_, i);
+  }
+  place.pages.clear();
+}
+
+void Copier::refused(Place& place, const char* what) {
+  place.failed = true;
+  const std::lock_guard lock(mutex_);
+  if (note_.empty()) note_ = std::string("a copy on ") + runtime_->facts().name + " failed (" + what + ")";
+}
+
+std::string Copier::note() const {
+  const std::lock_guard lock(mutex_);
+  return note_.empty() ? pinned_->note() : note_;
+}
+
+// Looked at before anything is queued, so that a bad page leaves the device block alone.
+bool Copier::intact(PageCopy& page) const {
+  if (page.checksum == 0 || checksum(host_.page(page.host), device_.payload_bytes(), page.key) == page.checksum) {
+    return true;
+  }
+  page.status = PageStatus::kCorrupt;
+  return false;
+}
+
+// ---- copies ------------------------------------------------------------------------------------------------------
+
+void Copier::queue(Lane lane, Direction& to, Place& place) {
+  const Slot pinned = pinned_->pinned();
+  const bool all_pinned = std::all_of(place.pages.begin(), place.pages.end(),
+                                      [pinned](const PageCopy* page) { return page->host < pinned; });
+  switch (all_pinned ? to.path : Path::kPieces) {  // only plain copies reach memory that is not pinned
+    case Path::kPieces:
+      return queue_pieces(lane, to, place, false);
+    case Path::kBatch:
+      return queue_pieces(lane, to, place, true);
+    case Path::kDirect:
+      return queue_direct(lane, to, place);
+    case Path::kStaged:
+      return queue_staged(lane, to, place);
+  }
+}
+
+// By the device's copy engines, which compute no sums: a kernel reads the pages once more, within the device.
+void Copier::queue_pieces(Lane lane, Direction& to, Place& place, bool as_list) {
+  place.copies.clear();
+  if (lane == Lane::kOffload) launch(Way::kSum, to, place, nullptr);
+  for (const PageCopy* page : place.pages) {
+    std::byte* at = host_.page(page->host);
+    if (lane == Lane::kOffload) std::memset(at + host_.payload_bytes(), 0, host_.page_bytes() - host_.payload_bytes());
+    for (const Segment& segment : device_.segments()) {
+      std::byte* const device = segment.at(page->device);
+      lane == Lane::kOffload ? place.copies.add(at, device, segment.length)
+                             : place.copies.add(device, at, segment.length);
+      at += segment.length;
+    }
+  }
+  if (as_list) return runtime_->copy_list(place.copies, to.stream);
+  for (std::size_t i = 0; i < place.copies.size(); ++i) {
+    runtime_->copy(reinterpret_cast<void*>(place.copies.to[i]), reinterpret_cast<const void*>(place.copies.from[i]),
+                   place.copies.bytes[i], to.stream);
+  }
+}
+
+void Copier::queue_direct(Lane lane, Direction& to, Place& place) {
+  launch(lane == Lane::kOffload ? Way::kGather : Way::kScatter, to, place, nullptr);
+}
+
+void Copier::queue_staged(Lane lane, Direction& to, Place& place) {
+  if (lane == Lane::kOffload) {
+    launch(Way::kGather, to, place, place.staging);
+    return queue_runs(lane, to, place);
+  }
+  queue_runs(lane, to, place);
+  launch(Way::kScatter, to, place, place.staging);
+}
+
+// Pages that are neighbours in the arena, and in one registration, are one copy.
+void Copier::queue_runs(Lane lane, Direction& to, Place& place) {
+  const std::size_t size = host_.page_bytes();
+  for (std::size_t first = 0, last; first < place.pages.size(); first = last) {
+    for (last = first + 1; last < place.pages.size(); ++last) {
+      const Slot slot = place.pages[last]->host;
+      if (slot != place.pages[last - 1]->host + 1 || slot % pinned_->chunk_pages() == 0) break;
+    }
+    std::byte* const host = host_.page(place.pages[first]->host);
+    std::byte* const staged = place.staging + first * size;
+    lane == Lane::kOffload ? runtime_->copy(host, staged, (last - first) * size, to.stream)
+                           : runtime_->copy(staged, host, (last - first) * size, to.stream);
+  }
+}
+
+// `staging`: where the pages lie side by side; null: in the arena.
+void Copier::launch(Way way, Direction& to, Place& place, const std::byte* staging) {
+  place.launch =
+      shape_.whole(table_, way == Way::kGather ? host_.page_bytes() : 0, way == Way::kScatter ? nullptr : place.sums);
+  for (std::size_t i = 0; i < place.pages.size(); ++i) {
+    const PageCopy& page = *place.pages[i];
+    const std::byte* at = staging != nullptr ? staging + i * host_.page_bytes() : host_.page(page.host);
+    add_page(place.launch, at, page.device, page.key);
+  }
+  runtime_->launch(shape_.kernel(way), place.launch, blocks_, to.stream);
+}
+
+}  // namespace kvtier::cuda

@@ -1,0 +1,357 @@
+#include "cuda/emulated.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace kvtier::cuda {
+namespace {
+
+using VectorClock = std::vector<std::uint64_t>;
+
+void join(VectorClock& clock, const VectorClock& other) {
+  if (clock.size() < other.size()) clock.resize(other.size());
+  for (std::size_t i = 0; i < other.size(); ++i) clock[i] = std::max(clock[i], other[i]);
+}
+
+std::uint64_t at(const VectorClock& clock, std::size_t agent) { return agent < clock.size() ? clock[agent] : 0; }
+
+std::uint64_t tick(VectorClock& clock, std::size_t agent) {
+  if (clock.size() <= agent) clock.resize(agent + 1);
+  return ++clock[agent];
+}
+
+// What a launch reads and writes.
+std::vector<Emulated::Use> uses_of(Kernel kernel, const PageLaunch& launch, unsigned blocks) {
+  const int way = static_cast<int>(kernel) % 3;  // gather, scatter, sum
+  std::vector<Emulated::Use> uses;
+  for (U32 p = 0; p < launch.pages; ++p) {
+    const PageEntry& page = launch.page[p];
+    if (way != 2) {
+      const U64 end = way == 0 ? std::max(launch.end, launch.padded) : launch.end;
+      uses.push_back({reinterpret_cast<void*>(page.page + launch.begin), end - launch.begin, way == 0});
+    }
+    for (U32 s = 0; s < launch.segment_count; ++s) {
+      const SegmentEntry& segment = launch.segments[s];
+      const U64 next = launch.segments[s + 1].first;
+      if (segment.first >= launch.end || next <= launch.begin) continue;
+      uses.push_back(
+          {reinterpret_cast<void*>(segment.base + page.slot * segment.stride), next - segment.first, way == 1});
+    }
+  }
+  if (launch.sums != nullptr) {
+    uses.push_back({launch.sums, (launch.pages + blocks) * kWarps * sizeof(LaneSum), true});
+  }
+  return uses;
+}
+
+}  // namespace
+
+Emulated::Emulated(std::uint64_t seed, bool watch, const Faults& faults)
+    : watch_(watch), faults_(faults), random_(seed) {
+  facts_.name = "an emulated device";
+  facts_.processors = 132;
+  facts_.batches = facts_.emulated = true;
+  const std::lock_guard lock(mutex_);
+  queues_[nullptr] = std::make_unique<Queue>();
+  queues_[nullptr]->agent = agents_++;
+  thread_ = std::thread([this] { run(); });
+}
+
+Emulated::~Emulated() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  thread_.join();
+  for (const auto& [memory, bytes] : memory_) std::free(memory);
+}
+
+// ---- queues ------------------------------------------------------------------------------------------------------
+
+Emulated::Queue& Emulated::queue_of(Stream stream) {
+  const auto found = queues_.find(stream);
+  if (found == queues_.end()) throw Error("CUDA_ERROR_INVALID_HANDLE: no such stream");
+  return *found->second;
+}
+
+void Emulated::push(Stream stream, Work work) {
+  Queue& queue = queue_of(stream);
+  work.host = host_;
+  queue.work.push_back(std::move(work));
+  changed_.notify_all();
+}
+
+void Emulated::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    Queue* queue = nullptr;
+    changed_.wait(lock, [&] { return stop_ || (queue = choose()) != nullptr; });
+    if (stop_) return;
+    perform(*queue, lock);
+    changed_.notify_all();
+  }
+}
+
+Emulated::Queue* Emulated::choose() {
+  std::vector<Queue*> ready;
+  for (const auto& [stream, queue] : queues_) {
+    if (queue->held || queue->busy || queue->work.empty()) continue;
+    const std::shared_ptr<Mark>& mark = queue->work.front().waits_for;
+    if (mark == nullptr || mark->passed) ready.push_back(queue.get());
+  }
+  return ready.empty() ? nullptr : ready[random_() % ready.size()];
+}
+
+void Emulated::perform(Queue& queue, std::unique_lock<std::mutex>& lock) {
+  Work work = std::move(queue.work.front());
+  queue.work.pop_front();
+  queue.busy = true;
+  join(queue.clock, work.host);
+  if (work.waits_for) join(queue.clock, work.waits_for->clock);
+  tick(queue.clock, queue.agent);
+  if (watch_) {
+    for (const Use& use : work.uses) note(work.name, queue.agent, queue.clock, use);
+  }
+  if (work.is_call) lock.unlock();
+  if (work.run) work.run();
+  if (work.is_call) lock.lock();
+  if (work.records) {
+    work.records->clock = queue.clock;
+    work.records->passed = true;
+  }
+  queue.busy = false;
+}
+
+void Emulated::note(const std::string& name, std::size_t agent, const VectorClock& clock, const Use& use) {
+  const auto first = reinterpret_cast<std::uintptr_t>(use.memory), end = first + use.bytes;
+  std::erase_if(accesses_, [&](const Access& old) {
+    if (old.end <= first || end <= old.first) return false;
+    const bool ordered = at(clock, old.agent) >= old.time;
+    if (!ordered && (old.writes || use.writes) && races_.size() < 100) {
+      races_.push_back(old.name + (old.writes ? " writes" : " reads") + " what " + name +
+                       (use.writes ? " writes" : " reads") + ", and nothing orders the two");
+    }
+    return ordered && old.first >= first && old.end <= end && (use.writes || !old.writes);
+  });
+  accesses_.push_back({first, end, agent, at(clock, agent), use.writes, name});
+}
+
+// ---- the runtime -------------------------------------------------------------------------------------------------
+
+Stream Emulated::make_stream() {
+  const std::lock_guard lock(mutex_);
+  const auto stream = reinterpret_cast<Stream>(next_name_++);
+  queues_[stream] = std::make_unique<Queue>();
+  queues_[stream]->agent = agents_++;
+  return stream;
+}
+
+void Emulated::free_stream(Stream stream) noexcept {
+  std::unique_lock lock(mutex_);
+  const auto found = queues_.find(stream);
+  if (found == queues_.end()) return;
+  changed_.wait(lock,
+                [&] { return found->second->work.empty() && !found->second->busy; });  // as the driver: it runs out
+  queues_.erase(found);
+}
+
+Event Emulated::make_event() {
+  const std::lock_guard lock(mutex_);
+  const auto event = reinterpret_cast<Event>(next_name_++);
+  events_[event] = nullptr;
+  return event;
+}
+
+void Emulated::free_event(Event event) noexcept {
+  const std::lock_guard lock(mutex_);
+  events_.erase(event);
+}
+
+void Emulated::record(Event event, Stream stream) {
+  const std::lock_guard lock(mutex_);
+  auto mark = std::make_shared<Mark>();
+  events_.at(event) = mark;
+  Work work;
+  work.name = "a record";
+  work.records = std::move(mark);
+  push(stream, std::move(work));
+}
+
+void Emulated::wait(Stream stream, Event event) {
+  const std::lock_guard lock(mutex_);
+  if (++waits_ == faults_.skip_wait) return;
+  const std::shared_ptr<Mark> mark = events_.at(event);
+  if (mark == nullptr) return;  // never recorded: nothing to wait for, as the driver has it
+  Work work;
+  work.name = "a wait";
+  work.waits_for = mark;
+  push(stream, std::move(work));
+}
+
+bool Emulated::done(Event event) {
+  const std::lock_guard lock(mutex_);
+  const std::shared_ptr<Mark> mark = events_.at(event);
+  if (mark == nullptr) return true;
+  if (!mark->passed) return ++looks_ == faults_.early_done;
+  join(host_, mark->clock);
+  return true;
+}
+
+bool Emulated::captures(Stream stream) {
+  const std::lock_guard lock(mutex_);
+  return queue_of(stream).captured;
+}
+
+void Emulated::capture(Stream stream, bool on) {
+  const std::lock_guard lock(mutex_);
+  queue_of(stream).captured = on;
+}
+
+void Emulated::count_order() {
+  if (++orders_ == faults_.refuse) throw Error("CUDA_ERROR_UNKNOWN: refused on purpose");
+}
+
+void Emulated::copy(void* to, const void* from, std::size_t bytes, Stream stream) {
+  const std::lock_guard lock(mutex_);
+  count_order();
+  Work work;
+  work.name = "a copy";
+  work.uses = {{from, bytes, false}, {to, bytes, true}};
+  work.run = [=] { std::memcpy(to, from, bytes); };
+  push(stream, std::move(work));
+}
+
+// The list is read when the copies run, which is later than the driver does it: a list that is changed too early shows.
+void Emulated::copy_list(const CopyList& list, Stream stream) {
+  const std::lock_guard lock(mutex_);
+  count_order();
+  Work work;
+  work.name = "a list of copies";
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    work.uses.push_back({reinterpret_cast<void*>(list.from[i]), list.bytes[i], false});
+    work.uses.push_back({reinterpret_cast<void*>(list.to[i]), list.bytes[i], true});
+  }
+  work.run = [this, &list, then = list] {
+    if (list.to != then.to || list.from != then.from || list.bytes != then.bytes) {
+      races_.push_back("a list of copies was changed before they ran");
+      return;
+    }
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      std::memcpy(reinterpret_cast<void*>(list.to[i]), reinterpret_cast<void*>(list.from[i]), list.bytes[i]);
+    }
+  };
+  push(stream, std::move(work));
+}
+
+void Emulated::launch(Kernel kernel, const PageLaunch& launch, unsigned blocks, Stream stream) {
+  const std::lock_guard lock(mutex_);
+  count_order();
+  Work work;
+  work.name = kernel_name(kernel);
+  if (watch_) work.uses = uses_of(kernel, launch, blocks);
+  work.run = [=] { run_on_cpu(kernel, launch, blocks); };
+  push(stream, std::move(work));
+}
+
+void Emulated::call(Stream stream, void (*function)(void*), void* context) {
+  const std::lock_guard lock(mutex_);
+  Work work;
+  work.name = "a call";
+  work.run = [=] { function(context); };
+  work.is_call = true;
+  push(stream, std::move(work));
+}
+
+void Emulated::finish(Stream stream) {
+  std::unique_lock lock(mutex_);
+  Queue& queue = queue_of(stream);
+  changed_.wait(lock, [&] { return queue.work.empty() && !queue.busy; });
+  join(host_, queue.clock);
+}
+
+void* Emulated::device_memory(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
+  void* memory = std::aligned_alloc(4096, rounded);
+  if (memory == nullptr) throw Error("CUDA_ERROR_OUT_OF_MEMORY");
+  std::memset(memory, 0xCC, rounded);
+  memory_[memory] = rounded;
+  return memory;
+}
+
+void Emulated::free_device(void* memory) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto first = reinterpret_cast<std::uintptr_t>(memory);
+  const auto end = first + memory_[memory];
+  std::erase_if(accesses_, [&](const Access& old) { return old.first < end && first < old.end; });
+  memory_.erase(memory);
+  std::free(memory);
+}
+
+void Emulated::pin(void* memory, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  ++pin_calls_;
+  if (faults_.refuse_pin != 0 && pin_calls_ >= faults_.refuse_pin) throw Error("CUDA_ERROR_OUT_OF_MEMORY: on purpose");
+  pins_[memory] = bytes;
+}
+
+void Emulated::unpin(void* memory) noexcept {
+  const std::lock_guard lock(mutex_);
+  pins_.erase(memory);
+}
+
+// ---- the engine's side, the test's side ---------------------------------------------------------------------------
+
+void Emulated::host_uses(const void* memory, std::size_t bytes, bool writes) {
+  const std::lock_guard lock(mutex_);
+  tick(host_, 0);
+  if (watch_) note("the host", 0, host_, {memory, bytes, writes});
+}
+
+void Emulated::compute(Stream stream, std::vector<Use> uses, std::function<void()> body) {
+  const std::lock_guard lock(mutex_);
+  Work work;
+  work.name = "the engine's step";
+  work.uses = std::move(uses);
+  work.run = std::move(body);
+  push(stream, std::move(work));
+}
+
+void Emulated::hold(Stream stream, bool held) {
+  const std::lock_guard lock(mutex_);
+  queue_of(stream).held = held;
+  changed_.notify_all();
+}
+
+std::vector<std::string> Emulated::races() const {
+  const std::lock_guard lock(mutex_);
+  return races_;
+}
+std::uint64_t Emulated::waits() const {
+  const std::lock_guard lock(mutex_);
+  return waits_;
+}
+std::uint64_t Emulated::looks() const {
+  const std::lock_guard lock(mutex_);
+  return looks_;
+}
+std::uint64_t Emulated::orders() const {
+  const std::lock_guard lock(mutex_);
+  return orders_;
+}
+std::size_t Emulated::pinned_bytes() const {
+  const std::lock_guard lock(mutex_);
+  std::size_t sum = 0;
+  for (const auto& [memory, bytes] : pins_) sum += bytes;
+  return sum;
+}
+std::size_t Emulated::allocated() const {
+  const std::lock_guard lock(mutex_);
+  return memory_.size() + queues_.size() - 1 + events_.size();
+}
+
+}  // namespace kvtier::cuda

@@ -1,0 +1,40 @@
+#include "cuda/measure.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+namespace kvtier::cuda {
+
+double measure(Copier& copier, Lane lane, std::span<const Slot> slots, std::span<const Slot> pages, unsigned rounds,
+               std::size_t page_bytes) {
+  const std::size_t each = std::clamp<std::size_t>(copier.batch_bytes() / page_bytes, 1, kLaunchPages);
+  const unsigned places = copier.places();
+  std::vector<std::vector<PageCopy>> batches(places);
+  const auto end = [&](unsigned place) {
+    while (!copier.ended(lane, place)) {
+    }
+    for (const PageCopy& page : batches[place]) {
+      if (page.status != PageStatus::kOk) throw Error("a copy that was measured failed: " + copier.note());
+    }
+    batches[place].clear();
+  };
+  const auto began = std::chrono::steady_clock::now();
+  unsigned place = 0;
+  for (unsigned round = 0; round < rounds; ++round) {
+    for (std::size_t first = 0; first < slots.size(); first += each, place = (place + 1) % places) {
+      if (!batches[place].empty()) end(place);
+      for (std::size_t i = first; i < std::min(first + each, slots.size()); ++i) {
+        batches[place].push_back({slots[i], pages[i], {pages[i], 0}, 0, PageStatus::kPending});
+      }
+      copier.start(lane, place, batches[place], nullptr);
+    }
+  }
+  for (unsigned i = 0; i < places; ++i) {
+    const unsigned oldest = (place + i) % places;
+    if (!batches[oldest].empty()) end(oldest);
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+}
+
+}  // namespace kvtier::cuda

@@ -1,0 +1,336 @@
+// The copier over an emulated device: every path, every order that the driver's rules allow, and what happens when one
+// wait is left out. See csrc/cuda/emulated.hpp for what is watched.
+#include <cstring>
+
+#include "copy/checksum.hpp"
+#include "cuda/copier.hpp"
+#include "cuda/driver.hpp"
+#include "cuda/emulated.hpp"
+#include "mover_rig.hpp"
+
+using namespace kvtier;
+using namespace kvtier::test;
+using namespace kvtier::cuda;
+
+namespace {
+
+constexpr Path kAllPaths[] = {Path::kPieces, Path::kBatch, Path::kDirect, Path::kStaged};
+
+// A device of `kSlots` slots in three segments, an arena, and a mover between them over an emulated device.
+struct DeviceRig {
+  static constexpr Slot kSlots = 48;
+
+  explicit DeviceRig(CopierOptions options = {}, std::size_t part = 4096, std::uint64_t seed = 1,
+                     const EmulatedFaults& faults = {}, MoverOptions mover_options = {})
+      : part(part), memory(3 * part * kSlots), runtime(std::make_shared<Emulated>(seed, true, faults)) {
+    std::vector<Segment> segments;
+    for (std::size_t s = 0; s < 3; ++s) segments.push_back({memory.data() + s * part * kSlots, part, part});
+    device = std::make_unique<DevicePool>(segments, kSlots);
+    host = std::make_unique<HostArena>(kSlots, 3 * part);
+    pinned = std::make_shared<PinnedArena>(runtime, *host, 5 * host->page_bytes());
+    pinned->wait();
+    options.batch_bytes = std::min(options.batch_bytes, 4 * 3 * part);  // several batches for a transfer
+    engine = runtime->make_stream();
+    mover = std::make_unique<Mover>(device.get(), host.get(), nullptr, mover_options,
+                                    std::make_unique<Copier>(runtime, *device, *host, pinned, options));
+  }
+  ~DeviceRig() {
+    mover.reset();
+    pinned.reset();
+    runtime->free_stream(engine);
+    CHECK(runtime->allocated() == 0);
+    CHECK(runtime->pinned_bytes() == 0);
+  }
+
+  // The engine's step that fills slots with a block's bytes, or reads them and leaves their sum.
+  void queue_write(const std::vector<Slot>& slots, std::uint32_t name) {
+    runtime->compute(engine, uses(slots, true), [this, slots, name] {
+      for (const Slot slot : slots) fill(slot, name + slot);
+    });
+  }
+  void queue_read(const std::vector<Slot>& slots) {
+    runtime->compute(engine, uses(slots, false), [] {});
+  }
+  void fill(Slot slot, std::uint32_t name) {
+    for (std::size_t s = 0; s < 3; ++s) {
+      for (std::size_t i = 0; i < part; ++i) memory[(s * kSlots + slot) * part + i] = byte(name, s * part + i);
+    }
+  }
+  bool has(Slot slot, std::uint32_t name) const {
+    for (std::size_t s = 0; s < 3; ++s) {
+      for (std::size_t i = 0; i < part; ++i) {
+        if (memory[(s * kSlots + slot) * part + i] != byte(name, s * part + i)) return false;
+      }
+    }
+    return true;
+  }
+  static std::byte byte(std::uint32_t name, std::size_t at) {
+    return static_cast<std::byte>(name * 37 + at * 11 + at / 251);
+  }
+
+  Submit submit(Ticket ticket, std::vector<Tier> path, const std::vector<Slot>& from, const std::vector<Slot>& to) {
+    std::vector<Slot> slots(from);
+    slots.insert(slots.end(), to.begin(), to.end());
+    std::vector<std::uint32_t> names(from.begin(), from.end());
+    const std::vector<std::byte> ids = identities_of(names);
+    Order order;
+    order.ticket = ticket;
+    order.path = path;
+    order.slots = slots.data();
+    order.count = static_cast<std::uint32_t>(from.size());
+    order.identities = ids.data();
+    order.identity_bytes = kIdBytes;
+    return mover->submit(order, reinterpret_cast<std::uintptr_t>(engine));
+  }
+  Completion next(Ticket ticket) {
+    const Time limit = Clock::now() + kPatience;
+    for (;;) {
+      const std::uint64_t seen = mover->reports();
+      mover->poll(&reported);
+      for (auto it = reported.begin(); it != reported.end(); ++it) {
+        if (it->ticket != ticket) continue;
+        Completion out = std::move(*it);
+        reported.erase(it);
+        return out;
+      }
+      if (Clock::now() > limit) throw std::runtime_error("nothing was reported");
+      mover->wait(std::chrono::seconds(1), seen);
+    }
+  }
+  // Whether the host has the pages, with checksums that are those of their bytes.
+  bool host_has(const std::vector<Slot>& slots, std::uint32_t name, const std::vector<Slot>& from) const {
+    const std::vector<std::byte> ids = identities_of(std::vector<std::uint32_t>(from.begin(), from.end()));
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const std::byte* page = host->page(slots[i]);
+      for (std::size_t at = 0; at < host->page_bytes(); ++at) {
+        if (page[at] != (at < 3 * part ? byte(name + from[i], at) : std::byte{0})) return false;
+      }
+      const auto* identity = reinterpret_cast<const PageIdentity*>(ids.data() + i * kIdBytes);
+      if (host->checksum(slots[i]) != checksum(page, 3 * part, checksum_key(*identity))) return false;
+    }
+    return true;
+  }
+
+  std::size_t part;
+  std::vector<std::byte> memory;
+  std::shared_ptr<Emulated> runtime;
+  std::unique_ptr<DevicePool> device;
+  std::unique_ptr<HostArena> host;
+  std::shared_ptr<PinnedArena> pinned;
+  Stream engine = nullptr;
+  std::unique_ptr<Mover> mover;
+  std::vector<Completion> reported;
+
+ private:
+  std::vector<MemoryUse> uses(const std::vector<Slot>& slots, bool writes) const {
+    std::vector<MemoryUse> found;
+    for (const Slot slot : slots) {
+      for (std::size_t s = 0; s < 3; ++s) found.push_back({memory.data() + (s * kSlots + slot) * part, part, writes});
+    }
+    return found;
+  }
+};
+
+CopierOptions by(Path path) {
+  CopierOptions options;
+  options.offload = options.onboard = path;
+  return options;
+}
+
+// Fill, store, overwrite, read, load back over what was read: every order that the copier has to keep, several times.
+// Returns whether all bytes came out right.
+bool play(DeviceRig& rig) {
+  bool right = true;
+  for (std::uint32_t turn = 0; turn < 3; ++turn) {
+    const std::vector<Slot> sources = run_of(0, 12), pages = run_of(20, 12), others = run_of(30, 12);
+    const Ticket ticket = 10 * turn + 1;
+    rig.runtime->hold(rig.engine);
+    rig.queue_write(sources, 100 * turn);  // the step that fills what is stored, not begun when the store is queued
+    if (rig.submit(ticket, {D, H}, sources, pages) != Submit::kAccepted) return false;
+    rig.runtime->hold(rig.engine, false);
+    right &= hop(rig.next(ticket), 0) == all(PageStatus::kOk, 12) && rig.host_has(pages, 100 * turn, sources);
+    rig.runtime->hold(rig.engine);
+    rig.queue_read(others);  // the last reader of what is loaded over
+    if (rig.submit(ticket + 1, {H, D}, pages, others) != Submit::kAccepted) return false;
+    rig.runtime->hold(rig.engine, false);
+    right &= hop(rig.next(ticket + 1), 0) == all(PageStatus::kOk, 12);
+    for (std::size_t i = 0; i < others.size(); ++i) right &= rig.has(others[i], 100 * turn + sources[i]);
+    rig.queue_read(others);                      // the engine's next step sees what was loaded,
+    rig.queue_write(sources, 7000 + 10 * turn);  // and may fill what was stored
+  }
+  rig.runtime->finish(rig.engine);
+  return right;
+}
+
+}  // namespace
+
+TEST_CASE("every path stores and loads the same bytes, in order with the engine's own queue") {
+  for (const Path path : kAllPaths) {
+    for (const std::size_t part : {std::size_t{4096}, std::size_t{1000}}) {  // 1000: pages off the lanes, with padding
+      for (const bool host_calls : {false, true}) {
+        CAPTURE(path_name(path));
+        CAPTURE(part);
+        CopierOptions options = by(path);
+        options.host_calls = host_calls;
+        DeviceRig rig(options, part);
+        CHECK(play(rig));
+        CHECK(rig.runtime->races().empty());
+      }
+    }
+  }
+}
+
+TEST_CASE("no order in which the queues may run is a race") {
+  for (std::uint64_t seed = 0; seed < 24; ++seed) {
+    CAPTURE(seed);
+    DeviceRig rig(by(kAllPaths[seed % 4]), seed % 3 == 0 ? 1000 : 512, seed);
+    CHECK(play(rig));
+    CHECK(rig.runtime->races().empty());
+  }
+}
+
+TEST_CASE("control: leaving out any one wait shows") {
+  for (const Path path : kAllPaths) {
+    CAPTURE(path_name(path));
+    std::uint64_t waits = 0;
+    {
+      DeviceRig rig(by(path), 512);
+      REQUIRE(play(rig));
+      waits = rig.runtime->waits();
+    }
+    CHECK(waits == 6);  // one for each transfer
+    for (std::uint64_t left_out = 1; left_out <= waits; ++left_out) {
+      CAPTURE(left_out);
+      EmulatedFaults faults;
+      faults.skip_wait = left_out;
+      DeviceRig rig(by(path), 512, 1, faults);
+      play(rig);
+      CHECK(!rig.runtime->races().empty());
+    }
+  }
+}
+
+TEST_CASE("control: a batch whose end is seen too early shows") {
+  for (const Path path : kAllPaths) {
+    CAPTURE(path_name(path));
+    EmulatedFaults faults;
+    faults.early_done = 1;
+    DeviceRig rig(by(path), 512, 1, faults);
+    const bool right = play(rig);
+    CHECK((!right || !rig.runtime->races().empty()));
+  }
+}
+
+TEST_CASE("a place is used again only when its batch has ended") {
+  CopierOptions options = by(Path::kStaged);
+  options.places = 1;
+  options.batch_bytes = 3 * 4096;  // a page
+  DeviceRig rig(options);
+  CHECK(play(rig));
+  CHECK(rig.runtime->races().empty());
+}
+
+TEST_CASE("a copy that is refused fails its batch alone, is said once, and leaves the rest running") {
+  for (const Path path : kAllPaths) {
+    for (std::uint64_t refused = 2; refused < 7; ++refused) {  // the first is the segment table's
+      CAPTURE(path_name(path));
+      CAPTURE(refused);
+      EmulatedFaults faults;
+      faults.refuse = refused;
+      DeviceRig rig(by(path), 4096, 1, faults);
+      const auto slots = run_of(0, 12);
+      rig.queue_write(slots, 3);
+      REQUIRE(rig.submit(1, {D, H}, slots, slots) == Submit::kAccepted);
+      std::vector<Slot> good;
+      const auto status = hop(rig.next(1), 0);
+      for (Slot i = 0; i < 12; ++i) {
+        if (status[i] == PageStatus::kOk) good.push_back(i);
+      }
+      CHECK(rig.host_has(good, 3, good));
+      REQUIRE(rig.submit(2, {H, D}, good, good) == Submit::kAccepted);
+      CHECK(rig.next(2).final);
+      REQUIRE(rig.submit(3, {D, H}, slots, run_of(20, 12)) == Submit::kAccepted);
+      CHECK(hop(rig.next(3), 0) == all(PageStatus::kOk, 12));
+      if (good.size() < 12) CHECK(rig.mover->stats().device_note.find("refused on purpose") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("pages that could not be pinned are copied piece by piece, and the reason is told") {
+  EmulatedFaults faults;
+  faults.refuse_pin = 3;
+  DeviceRig rig(by(Path::kDirect), 4096, 1, faults);
+  CHECK(rig.pinned->pinned() == 10);
+  CHECK(rig.mover->stats().device_note.find("of the host tier are pinned (CUDA_ERROR_OUT_OF_MEMORY") !=
+        std::string::npos);
+  CHECK(play(rig));
+  CHECK(rig.runtime->races().empty());
+}
+
+TEST_CASE("a page that does not match its checksum leaves the device block alone") {
+  MoverOptions mover;
+  mover.verify_host = true;
+  DeviceRig rig({}, 4096, 1, {}, mover);
+  const auto slots = run_of(0, 4), to = run_of(10, 4);
+  rig.queue_write(slots, 5);
+  REQUIRE(rig.submit(1, {D, H}, slots, slots) == Submit::kAccepted);
+  rig.next(1);
+  rig.host->page(2)[17] ^= std::byte{1};
+  for (const Slot slot : to) rig.fill(slot, 900);
+  REQUIRE(rig.submit(2, {H, D}, slots, to) == Submit::kAccepted);
+  CHECK(hop(rig.next(2), 0) == std::vector{PageStatus::kOk, PageStatus::kOk, PageStatus::kCorrupt, PageStatus::kOk});
+  CHECK(rig.has(to[2], 900));
+  CHECK(rig.has(to[3], 5 + 3));
+}
+
+TEST_CASE("a transfer is refused while the engine's stream is captured, and accepted once it is not") {
+  DeviceRig rig;
+  const auto slots = run_of(0, 2);
+  rig.runtime->capture(rig.engine, true);
+  CHECK(rig.submit(1, {D, H}, slots, slots) == Submit::kFull);
+  CHECK(rig.mover->stats().device_note.find("is being captured into a graph") != std::string::npos);
+  rig.runtime->capture(rig.engine, false);
+  rig.queue_write(slots, 1);
+  REQUIRE(rig.submit(1, {D, H}, slots, slots) == Submit::kAccepted);
+  CHECK(hop(rig.next(1), 0) == all(PageStatus::kOk, 2));
+}
+
+TEST_CASE("a device that never answers is left alone at the close, and what waited is told") {
+  MoverOptions mover;
+  mover.close_limit = std::chrono::milliseconds(50);
+  auto rig = std::make_unique<DeviceRig>(CopierOptions{}, 512, 1, EmulatedFaults{}, mover);
+  const auto slots = run_of(0, 8);
+  rig->runtime->hold(rig->engine);
+  rig->queue_write(slots, 1);
+  REQUIRE(rig->submit(1, {D, H}, slots, slots) == Submit::kAccepted);
+  while (rig->runtime->orders() < 2) std::this_thread::yield();  // the table's copy, then the first batch
+  CHECK(!rig->mover->close());
+  CHECK(hop(rig->next(1), 0) == all(PageStatus::kCancelled, 8));
+  rig->runtime->hold(rig->engine, false);
+  static_cast<void>(rig.release());  // as a process would: what the device may still touch stays
+}
+
+TEST_CASE("options and memory that make no sense are named") {
+  std::vector<std::byte> memory(4096);
+  const DevicePool device({{memory.data(), 4096, 4096}}, 1);
+  HostArena host(1, 4096);
+  const auto runtime = std::make_shared<Emulated>();
+  const auto pinned = std::make_shared<PinnedArena>(runtime, host);
+  CopierOptions options;
+  options.processor_share = 0;
+  CHECK_THROWS_WITH_AS(Copier(runtime, device, host, pinned, options), doctest::Contains("processor_share"),
+                       std::invalid_argument);
+  options.processor_share = 0.08;
+  options.places = 0;
+  CHECK_THROWS_WITH_AS(Copier(runtime, device, host, pinned, options), doctest::Contains("places"),
+                       std::invalid_argument);
+  options.places = 1;
+  CHECK(Copier(runtime, device, host, pinned, options).blocks() == 10);  // 8 % of 132
+}
+
+TEST_CASE("without a driver there is a reason and no device") {
+  const DriverStatus status = driver_status();
+  if (status.devices > 0) return;
+  CHECK(!status.note.empty());
+  CHECK_THROWS_AS(open_device(0, built_image()), Error);
+}
