@@ -190,6 +190,24 @@ class MoverConfig(_Section):
     """Check every page that is read from host memory too."""
 
 
+CopyPath = Literal["auto", "pieces", "batch", "direct", "staged"]
+
+
+class CudaConfig(_Section):
+    """Copies between a GPU and host memory; without effect where the device tier is host memory."""
+
+    offload: CopyPath = "auto"
+    """How pages leave the GPU; auto: the fastest in the profile, else a default. docs/gpu.md says what each is."""
+    onboard: CopyPath = "auto"
+    """How pages come to the GPU."""
+    profile: Path | None = None
+    """A file of measured copy speeds, which `kvtier calibrate-copies` writes; none: the default paths."""
+    processor_share: float = Field(default=0.08, gt=0.0, le=1.0)
+    """Share of the GPU's multiprocessors that a copy's kernel may use."""
+    ends: Literal["poll", "call"] = "poll"
+    """How the end of a copy is noticed: by looking at its event, or by a call of the driver's thread."""
+
+
 class CacheConfig(_Section):
     """Everything about a cache that is not the model's."""
 
@@ -200,6 +218,7 @@ class CacheConfig(_Section):
     watermarks: WatermarksConfig = Field(default_factory=WatermarksConfig)
     prefetch: PrefetchConfig = Field(default_factory=PrefetchConfig)
     mover: MoverConfig = Field(default_factory=MoverConfig)
+    cuda: CudaConfig = Field(default_factory=CudaConfig)
     load_policy: Literal["cost", "always", "never"] = "cost"
     """Whether what is found below the device is loaded: as far as that is predicted to be faster than computing it
     (what is not known yet is loaded, and learnt from), always, or never."""

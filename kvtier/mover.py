@@ -25,10 +25,13 @@ from typing import TYPE_CHECKING, Any, Self
 import uvloop
 
 from kvtier import _core
+from kvtier.config import CudaConfig
 from kvtier.messages import Completion, HopReport, Priority, Transfer
+from kvtier.tiers.copy_paths import choose
 
 if TYPE_CHECKING:
     from kvtier.config import CacheConfig
+    from kvtier.tiers.copy_paths import Choice
     from kvtier.tiers.device import DevicePool
     from kvtier.tiers.disk import DiskStore
     from kvtier.tiers.host import HostArena
@@ -78,7 +81,12 @@ class Mover:
         op_bytes: int = 1 << 20,
         faults: _core.FaultPlan | None = None,
         throttle: _core.Throttle | None = None,
+        cuda: CudaConfig | None = None,
     ) -> None:
+        self._device = device
+        self.copies: Choice | None = None
+        """By which paths pages cross the link to a GPU; None: the device is host memory."""
+        copies = self._copies(cuda, device, host)
         self._native = _core.Mover(
             device.native if device is not None else None,
             host.native if host is not None else None,
@@ -94,6 +102,7 @@ class Mover:
             op_bytes=op_bytes,
             faults=faults,
             throttle=throttle,
+            cuda=copies,
         )
         self._pools = (device, host, disk)  # kept alive with what the native side points into
         self._lock = threading.Lock()  # of what follows; held for a few operations, never while waiting
@@ -123,6 +132,24 @@ class Mover:
             verify_host=config.mover.verify_host,
             verify=config.mover.verify,
             throttle=throttle,
+            cuda=config.cuda,
+        )
+
+    def _copies(
+        self, config: CudaConfig | None, device: DevicePool | None, host: HostArena | None
+    ) -> _core.CudaCopies | None:
+        """How pages are copied where the device is a GPU; begins to pin the host's."""
+        if device is None or device.cuda is None or host is None:
+            return None
+        config = CudaConfig() if config is None else config
+        self.copies = choose(config, device)
+        return _core.CudaCopies(
+            device.cuda.native,
+            _core.PinnedArena(device.cuda.native, host.native),
+            offload=self.copies.offload,
+            onboard=self.copies.onboard,
+            processor_share=config.processor_share,
+            host_calls=config.ends == "call",
         )
 
     # ---- transfers ---------------------------------------------------------------------------------------------------
@@ -131,12 +158,15 @@ class Mover:
         """Queue a transfer; False: the queue is full (or the mover closed), and nothing of it will run.
 
         A full queue first drops queued stores that are worth less than this one, if that makes room; they are reported
-        as CANCELLED. Raises :class:`ValueError` for a path, slot, identity or ticket that makes no sense.
+        as CANCELLED. On a GPU the copies come after all that the calling thread's current stream was given until now.
+        Raises :class:`ValueError` for a path, slot, identity or ticket that makes no sense.
         """
         if len(self._inbox) >= INBOX_LIMIT:  # nobody polls
             return False
         ticket, path, slots, identities, priority, deadline = transfer
-        return self._native.submit(ticket, path, slots, identities, int(priority), deadline)
+        cuda = self._device.cuda if self._device is not None else None
+        stream = cuda.current_stream() if cuda is not None else 0
+        return self._native.submit(ticket, path, slots, identities, int(priority), deadline, stream)
 
     def cancel(self, ticket: int) -> bool:
         """Start no further hop of it; False when there is nothing left to cancel. May be repeated."""
@@ -176,8 +206,9 @@ class Mover:
 
     def warnings(self) -> list[str]:
         """One line for each thing that works worse than it could."""
-        disk = self._native.stats()["disk"]
-        return [text for text in (disk["warning"], disk["note"]) if text]
+        stats = self._native.stats()
+        disk = stats["disk"]
+        return [text for text in (disk["warning"], disk["note"], stats["device_note"]) if text]
 
     def close(self) -> bool:
         """Cancel everything and end all threads; :meth:`poll` then tells what was left. May be repeated.

@@ -129,6 +129,8 @@ class LocalDataPlane:
 
     def describe(self) -> str:
         parts = [pool.describe() for pool in (self.device, self.host, self.disk) if pool is not None]
+        if self.mover.copies is not None:
+            parts.append(self.mover.copies.describe())
         return "; ".join([*parts, f"memory: at most {readable_size(self.memory.total)}, all of it but the device's"])
 
     def warnings(self) -> list[str]:

@@ -78,6 +78,7 @@ def rig(model: Any, dry: bool, device: Any, blocks: int, host: int, store: Path 
     config = CacheConfig(
         block_size=BLOCK, host={"size": max(host, 1) * geometry.page_bytes, "write": "at_once" if host else "never"},
         disk={"path": store, "size": max(host, 1) * geometry.page_bytes}, load_timeout_seconds=120.0,
+        load_policy="always",
     )  # fmt: skip
     manager = CacheManager(config, geometry, model.namespace(BLOCK), held)
     return LabEngine(model, manager, pool, **options), manager, held

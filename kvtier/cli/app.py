@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import kvtier
-from kvtier.cli import bench, calibrate, doctor
+from kvtier.cli import bench, calibrate, calibrate_copies, doctor
 from kvtier.cli.main import BAD_INPUT, DONE, INTERRUPTED, say
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.command)
 app.command("calibrate")(calibrate.command)
+app.command("calibrate-copies")(calibrate_copies.command)
 
 # Every release of typer has this class among the bases of BadParameter, but not always in the same module.
 _UsageFault: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -47,6 +47,7 @@ def command(
     disk_path: Annotated[
         Path | None, typer.Option(help="Where a temporary store is made, and removed. Default: beside --out.")
     ] = None,
+    device: Annotated[str | None, typer.Option(help="Where the model runs: cpu, cuda, cuda:1.")] = None,
     device_size: Annotated[str | None, typer.Option(help=f"Device pool. {_SIZE} Default: just enough.")] = None,
     host_size: Annotated[str | None, typer.Option(help=f"Host tier. {_SIZE} Default: just enough.")] = None,
     disk_size: Annotated[str | None, typer.Option(help=f"Disk tier. {_SIZE} Default: just enough.")] = None,
@@ -77,6 +78,7 @@ def command(
         working_sets=lab.parse_ratios("working-sets", working_sets) if working_sets is not None else None,
         out=out,
         disk_path=disk_path.expanduser() if disk_path is not None else cache.disk.path,
+        device=device,
         device_size=lab.parse_bytes("device-size", device_size) if device_size is not None else None,
         host_size=lab.parse_bytes("host-size", host_size) if host_size is not None else _host_size(cache),
         disk_size=lab.parse_bytes("disk-size", disk_size) if disk_size is not None else _disk_size(cache),

@@ -183,8 +183,23 @@ def _torch() -> Finding:
 def _gpu() -> Finding:
     driver = next(iter(_lines("/proc/driver/nvidia/version")), "")
     if driver:
-        return Finding("NVIDIA driver", " ".join(driver.split(":", 1)[-1].split()))
+        found = " ".join(driver.split(":", 1)[-1].split())
+        note, built_for = _cuda()
+        if note:
+            return Finding("NVIDIA driver", found, NOTE, f"{note}; the device tier is host memory here")
+        compiled = f"page kernels built for {built_for}" if built_for else "page kernels compiled when first used"
+        return Finding("NVIDIA driver", f"{found}; {compiled}")
     return Finding("NVIDIA driver", "none", NOTE, "the device tier is host memory here, and reports say so")
+
+
+def _cuda() -> tuple[str, str]:
+    """Why no device can be used, and what the page kernels were built for; either may be empty."""
+    try:
+        from kvtier._core import cuda_status
+    except ImportError:
+        return "", ""
+    status = cuda_status()
+    return status["note"], status["built_for"]
 
 
 def _nvcc() -> Finding:

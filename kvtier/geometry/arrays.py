@@ -1,7 +1,8 @@
 """An engine's KV arrays as segments: where each slot's bytes lie, checked against the layout that was named.
 
-Arrays may be anything in host memory that speaks `__array_interface__` (NumPy) or DLPack (torch and others). Their
-element values are never looked at.
+Arrays may be anything in host memory that speaks `__array_interface__` (NumPy) or DLPack (torch and others), and
+anything on a CUDA device that speaks DLPack or `__cuda_array_interface__` (torch, CuPy and others); all of them on one
+device. Their element values are never looked at.
 """
 
 import itertools
@@ -16,7 +17,7 @@ from kvtier.geometry.layout import Layout
 # A copy in shorter runs is slower than computing the block again; nobody lays KV out like that on purpose.
 SHORTEST_RUN = 512
 
-_DLPACK_CPU = 1
+_DLPACK_CPU, _DLPACK_CUDA = 1, 2
 _DLPACK_TYPES = {  # (code, bits) of dlpack.h
     (0, 8): "int8",
     (1, 8): "uint8",
@@ -43,10 +44,14 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What `adopt` found: the segments of a page in page order, and how many slots the arrays hold."""
+    """What `adopt` found: the segments of a page in page order, and how many slots the arrays hold.
+
+    `device`: the number of the CUDA device that they are on; None: host memory.
+    """
 
     segments: tuple[Segment, ...]
     slots: int
+    device: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class _Array:
     strides: tuple[int, ...]  # bytes
     dtype: str | None  # None: raw bits
     item_bytes: int
+    device: int | None  # number of the CUDA device; None: host memory
 
     def refuse(self, why: str) -> NoReturn:
         raise ValueError(f"{self.name} of shape {list(self.shape)}: {why}")
@@ -89,6 +95,8 @@ def adopt(
         _check_type(array, dtype, item_bytes)
         _check_shape(array, layout, shape, arrays[0])
         _check_order(array, layout)
+        if array.device != arrays[0].device:
+            array.refuse(f"is {_where(array.device)}; expected {_where(arrays[0].device)}, as {arrays[0].name} is")
     slots = arrays[0].shape[layout.axes.index("b")]
     pieces = [_pieces(array, layout) for array in arrays]
     _check_apart([(a.name, s) for a, own in zip(arrays, pieces, strict=True) for s in own], slots)
@@ -97,7 +105,11 @@ def adopt(
         arrays[0].refuse(
             f"expected for {layout.tag} all {layers} layers of a block side by side in one buffer, in the order given"
         )
-    return Adopted(segments, slots)
+    return Adopted(segments, slots, arrays[0].device)
+
+
+def _where(device: int | None) -> str:
+    return "in host memory" if device is None else f"on CUDA device {device}"
 
 
 def _flatten(tensors: Mapping[str, Any] | Sequence[Any]) -> Iterator[tuple[str, Any]]:
@@ -115,27 +127,44 @@ def _flatten(tensors: Mapping[str, Any] | Sequence[Any]) -> Iterator[tuple[str, 
 
 def _read(name: str, tensor: Any) -> _Array:
     shape = list(getattr(tensor, "shape", ()))
+    device: int | None = None
     if hasattr(tensor, "__dlpack_device__"):
         try:
-            device = int(tensor.__dlpack_device__()[0])
+            kind, number = (int(part) for part in tensor.__dlpack_device__())
         except (ValueError, TypeError, BufferError, RuntimeError) as error:  # e.g. torch's meta tensors
-            raise ValueError(f"{name} of shape {shape}: {error}; expected an array in host memory") from None
-        on_cpu, where = device == _DLPACK_CPU, f"DLPack device type {device}"
-    else:
-        on_cpu, where = not hasattr(tensor, "__cuda_array_interface__"), "a CUDA device"
-    if not on_cpu:
-        raise ValueError(f"{name} of shape {shape}: is on {where}; only arrays in host memory can be adopted so far")
-    if hasattr(tensor, "__array_interface__"):
-        return _from_numpy(name, tensor)
+            raise ValueError(
+                f"{name} of shape {shape}: {error}; expected an array in host memory or on a CUDA device"
+            ) from None
+        if kind not in (_DLPACK_CPU, _DLPACK_CUDA):
+            raise ValueError(
+                f"{name} of shape {shape}: is on DLPack device type {kind}; "
+                "expected an array in host memory or on a CUDA device"
+            )
+        device = number if kind == _DLPACK_CUDA else None
+    elif hasattr(tensor, "__cuda_array_interface__"):
+        return _from_interface(name, tensor, tensor.__cuda_array_interface__, _ordinal(tensor))
+    if device is None and hasattr(tensor, "__array_interface__"):
+        return _from_interface(name, tensor, tensor.__array_interface__, None)
     if hasattr(tensor, "__dlpack__"):
-        return _from_dlpack(name, tensor, shape)
+        return _from_dlpack(name, tensor, shape, device)
     raise ValueError(
-        f"{name}: {type(tensor).__name__} is not an array; expected NumPy's __array_interface__ or DLPack's __dlpack__"
+        f"{name}: {type(tensor).__name__} is not an array; "
+        "expected NumPy's __array_interface__, DLPack's __dlpack__ or __cuda_array_interface__"
     )
 
 
-def _from_numpy(name: str, tensor: Any) -> _Array:
-    interface = tensor.__array_interface__
+def _ordinal(tensor: Any) -> int:
+    """Which CUDA device an array says it is on, as CuPy's and torch's do; else 0: the driver knows if that is wrong."""
+    device = getattr(tensor, "device", None)
+    found = next((getattr(device, word) for word in ("id", "index") if hasattr(device, word)), 0)
+    return found if isinstance(found, int) else 0
+
+
+def _from_interface(name: str, tensor: Any, interface: Mapping[str, Any], device: int | None) -> _Array:
+    """From `__array_interface__` or `__cuda_array_interface__`, which are alike."""
+    for word in ("shape", "data", "typestr"):
+        if word not in interface:
+            raise ValueError(f"{name}: its array interface has no {word!r}; expected shape, data and typestr")
     shape = tuple(int(size) for size in interface["shape"])
     base, read_only = interface["data"]
     typestr = interface["typestr"]
@@ -149,7 +178,7 @@ def _from_numpy(name: str, tensor: Any) -> _Array:
         dtype = own_name
     elif dtype is None and typestr[1] not in _RAW_KINDS:
         dtype = typestr
-    array = _Array(name, int(base), shape, tuple(int(s) for s in strides), dtype, item_bytes)
+    array = _Array(name, int(base), shape, tuple(int(s) for s in strides), dtype, item_bytes, device)
     if read_only:
         array.refuse("is read-only; expected an array that pages can be written into")
     if typestr[0] == ">":
@@ -157,15 +186,15 @@ def _from_numpy(name: str, tensor: Any) -> _Array:
     return array
 
 
-def _from_dlpack(name: str, tensor: Any, shape: list[int]) -> _Array:
+def _from_dlpack(name: str, tensor: Any, shape: list[int], device: int | None) -> _Array:
     try:
         base, sizes, strides, code, bits, lanes = _core.dlpack_layout(tensor)
     except (TypeError, BufferError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"{name} of shape {shape}: cannot be shared as a writable CPU array ({reason})") from None
+        raise ValueError(f"{name} of shape {shape}: cannot be shared as a writable array ({reason})") from None
     dtype = _DLPACK_TYPES.get((code, bits)) or (None if code in (0, 1) else f"DLPack type {code} of {bits} bits")
     item_bytes = bits * lanes // 8
-    return _Array(name, base, tuple(sizes), tuple(s * item_bytes for s in strides), dtype, item_bytes)
+    return _Array(name, base, tuple(sizes), tuple(s * item_bytes for s in strides), dtype, item_bytes, device)
 
 
 def _check_type(array: _Array, dtype: str, item_bytes: int) -> None:

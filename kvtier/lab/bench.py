@@ -33,7 +33,7 @@ def run(settings: Settings, progress: Progress) -> BenchResult:
     if settings.geometry is not None:
         return _run_geometry(settings, progress)
     progress("loading the model", 0.0)
-    model = open_model(settings.model, settings.seed)
+    model = open_model(settings.model, settings.seed, settings.device)
     fitted = settings.fitted(shape_of(model, settings.cache.block_size))
     store = settings.store_parent if settings.uses_disk else None
     with_load = bool(settings.users)
@@ -114,11 +114,20 @@ def _result(
         model=model,
         config={"options": options, "cache": fitted.cache_config().model_dump(mode="json")},
         io=io,
-        device="host memory",  # the device pool adopts arrays in host memory only, whether there is a GPU or not
+        device=_device(settings.device),
         contexts=table,
         lanes=rates,
         notes=notes,
     )
+
+
+def _device(name: str) -> str:
+    """What the device tier really is."""
+    if name == "cpu":
+        return "host memory"
+    import torch
+
+    return str(torch.cuda.get_device_name(name))
 
 
 def _left(settings: Settings, began: float, share: float) -> float | None:

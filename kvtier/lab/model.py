@@ -153,6 +153,8 @@ def load_model(
     ``dtype`` "auto" is the one the weights are stored in. ValueError: no such model, or attention of another kind.
     """
     register()
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: {device!r}; this build of torch sees no GPU; accepted here: cpu")
     resolved = _resolve_dtype(dtype)
     if source is None:
         chosen = config if config is not None else random_config()

@@ -41,7 +41,7 @@ class ProofError(RuntimeError):
     """The run could not show what its row would claim: one line."""
 
 
-def open_model(name: str | None, seed: int) -> LabModel:
+def open_model(name: str | None, seed: int, device: str = "cpu") -> LabModel:
     """A model by hub id, folder, "smollm2", "random" (that model's shape) or "random-tiny".
 
     None: "smollm2" where its packaged weights are installed, else "random".
@@ -57,10 +57,10 @@ def open_model(name: str | None, seed: int) -> LabModel:
             vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
             num_key_value_heads=3, head_dim=64, max_position_embeddings=8192, tie_word_embeddings=True,
         )  # fmt: skip
-        return load_model(config=shape, seed=seed)
+        return load_model(config=shape, seed=seed, device=device)
     if name == "random-tiny":
-        return load_model(seed=seed)
-    return load_model(name, seed=seed)
+        return load_model(seed=seed, device=device)
+    return load_model(name, seed=seed, device=device)
 
 
 def shape_of(model: LabModel, block_size: int) -> Shape:

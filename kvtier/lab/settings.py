@@ -141,6 +141,8 @@ class Settings:
     out: Path = Path("out")
     disk_path: Path | None = None
     """Where a temporary store is made; None: beside ``out``."""
+    device: str = "cpu"
+    """Where the model runs and its KV lies, in torch's words: cpu, cuda, cuda:1."""
     device_size: int | None = None
     host_size: int | None = None
     disk_size: int | None = None
@@ -155,6 +157,12 @@ class Settings:
     def __post_init__(self) -> None:
         if self.model is not None and self.geometry is not None:
             raise BenchError(f"geometry: {self.geometry!r} beside model {self.model!r}; expected one of the two")
+        if self.device.partition(":")[0] not in ("cpu", "cuda"):
+            raise BenchError(f"device: {self.device!r}; expected cpu, cuda or cuda:N")
+        if self.device != "cpu" and self.geometry is not None:
+            raise BenchError(
+                f"device: {self.device!r} beside geometry {self.geometry!r}, whose pages are in host memory"
+            )
         for name, most in (("output_tokens", 1 << 16), ("repeat", 100_000), ("most_users", 4096)):
             value = getattr(self, name)
             if not 1 <= value <= most:

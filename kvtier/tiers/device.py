@@ -1,5 +1,7 @@
 """The device tier: an engine's own KV arrays, seen as pages."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -9,19 +11,27 @@ import numpy.typing as npt
 from kvtier import _core
 from kvtier.config import readable_size
 from kvtier.geometry import KVGeometry
+from kvtier.tiers.cuda import CudaDevice
 
 
 class DevicePool:
     """The blocks of an engine's KV arrays, adopted without a copy; slot n is block n of every array.
 
-    The arrays are kept alive for as long as the pool lives; their bytes are opaque. On a machine without a GPU they lie
-    in host memory and the same code runs. `slots` pages of `payload_bytes` each; `page_bytes` is what one takes below.
+    The arrays are kept alive for as long as the pool lives; their bytes are opaque. They lie on a CUDA device (`cuda`)
+    or, on a machine without a GPU, in host memory (`cuda` is None). `slots` pages of `payload_bytes` each; `page_bytes`
+    is what one takes below. `cuda` may be given for a device that is emulated in host memory.
 
-    Raises ValueError naming the array, its shape and what would be accepted when `tensors` are not as `geometry` says.
+    Raises ValueError naming the array, its shape and what would be accepted when `tensors` are not as `geometry` says,
+    CudaError when their device cannot be used.
     """
 
-    def __init__(self, geometry: KVGeometry, tensors: Mapping[str, Any] | Sequence[Any]) -> None:
+    def __init__(
+        self, geometry: KVGeometry, tensors: Mapping[str, Any] | Sequence[Any], *, cuda: CudaDevice | None = None
+    ) -> None:
         adopted = geometry.adopt(tensors)
+        if cuda is None and adopted.device is not None:
+            cuda = CudaDevice.of(adopted.device)
+        self.cuda = cuda
         self.geometry = geometry
         self.tensors = tensors
         self._alive = list(tensors.values()) if isinstance(tensors, Mapping) else list(tensors)
@@ -48,7 +58,10 @@ class DevicePool:
     def read_page(self, slot: int) -> npt.NDArray[np.uint8]:
         """A copy of the slot's bytes in page order, without padding: uint8[payload_bytes]."""
         page = np.empty(self.payload_bytes, np.uint8)
-        self.native.gather(self._checked(slot), page)
+        if self.cuda is not None:
+            self.cuda.native.read_page(self.native, self._checked(slot), page, self.cuda.current_stream())
+        else:
+            self.native.gather(self._checked(slot), page)
         return page
 
     def write_page(self, slot: int, page: npt.ArrayLike) -> None:
@@ -59,20 +72,26 @@ class DevicePool:
                 f"device page of shape {list(data.shape)}; "
                 f"expected [{self.payload_bytes}], or [{self.page_bytes}] with padding"
             )
-        self.native.scatter(self._checked(slot), data)
+        self._put(slot, data)
 
     def fill(self, slots: npt.ArrayLike, byte: int) -> None:
         """Set every byte of the slots."""
         page = np.full(self.payload_bytes, byte, np.uint8)
         for slot in np.atleast_1d(np.asarray(slots)):
-            self.native.scatter(self._checked(int(slot)), page)
+            self._put(int(slot), page)
 
     def describe(self) -> str:
         """One line for people."""
         return (
             f"device: {readable_size(self.bytes)}, {self.slots} pages of {readable_size(self.payload_bytes)} "
-            "in host memory"
+            f"{'in host memory' if self.cuda is None else f'on {self.cuda.describe()}'}"
         )
+
+    def _put(self, slot: int, page: npt.NDArray[np.uint8]) -> None:
+        if self.cuda is not None:
+            self.cuda.native.write_page(self.native, self._checked(slot), page, self.cuda.current_stream())
+        else:
+            self.native.scatter(self._checked(slot), page)
 
     def _checked(self, slot: int) -> int:
         if not 0 <= slot < self.slots:

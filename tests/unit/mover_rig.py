@@ -47,7 +47,10 @@ class Rig:
         self.host = _core.HostArena(slots, payload)
         self.disk = _core.DiskStore(str(directory), slots, payload, LABEL_BYTES, bytes(32)) if disk else None
         self.faults = _core.FaultPlan()
-        pools = [None if pool is None else SimpleNamespace(native=pool) for pool in (self.device, self.host, self.disk)]
+        pools = [
+            None if pool is None else SimpleNamespace(native=pool, cuda=None)
+            for pool in (self.device, self.host, self.disk)
+        ]
         self.mover = Mover(*pools, faults=self.faults, **options)
         self.tickets = 0
         self.reported: list[Completion] = []
