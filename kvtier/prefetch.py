@@ -194,8 +194,9 @@ class Prefetcher:
         wanted = expected.wanted
         self._forget(expected)
         if wanted is not None and expected.issued:  # first to go, so that what is used stays
-            with self._catalog.lease(SCRATCH):
-                self._catalog.drop(Tier.HOST, wanted[: expected.issued])
+            brought = wanted[: expected.issued]  # with the hold on them some of these nodes may have ended
+            there = self._catalog.state(brought)[1][:, Tier.HOST] == Residency.READY
+            self._catalog.drop(Tier.HOST, np.ascontiguousarray(brought[there]))
 
     def _issue_next(self) -> bool:
         """Order a part of the most urgent hint; False: there is nothing to be done now."""

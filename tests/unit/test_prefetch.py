@@ -119,6 +119,17 @@ def test_what_is_cancelled_or_never_comes_gives_its_room_back(engine):
     manager.catalog.check()
 
 
+@pytest.mark.parametrize("reset", ["before it arrives", "after"])
+def test_giving_up_what_a_reset_took_is_no_error(engine, reset):
+    engine.manager.expect("r100", engine.tokens(1), 0.1)
+    wait(engine, 0.002 if reset == "before it arrives" else 0.2)
+    engine.manager.reset()
+    wait(engine, engine.manager.config.prefetch.grace_seconds + 0.5, step=0.05)
+    assert in_host(engine, 1) == 0
+    assert engine.manager.catalog.usage(Tier.HOST).pinned == 0
+    engine.manager.catalog.check()
+
+
 def test_room_is_given_whole_and_in_order(engine):
     """100 blocks: three prompts of 32. The fourth waits for all its room, and the fifth does not pass it."""
     manager = engine.manager
