@@ -297,7 +297,7 @@ void DiskStore::reopen() {
 }
 
 void DiskStore::load_records(std::uint64_t table_found, std::uint64_t slab_found) {
-  std::vector<Slot> lost;  // their pages are gone, but not yet their records
+  std::vector<Slot> lost;  // records that may name no page any more: see below
   for_each_record(std::min(table_found, table_bytes()), [&](Slot slot, const disk::RecordHead* head) {
     entries_[slot].generation = 1;
     if (!head) return;
@@ -306,11 +306,13 @@ void DiskStore::load_records(std::uint64_t table_found, std::uint64_t slab_found
     sequence_ = std::max(sequence_, head->sequence);
     highest_generation_ = std::max(highest_generation_, identity->generation);
     highest_journal_ = std::max(highest_journal_, head->journal);
-    if (offset(slot) + footprint_.page_bytes > slab_found) {
+    // A generation that was in force in a process and never durable will be given out again.
+    const std::uint64_t valid = generations_->of(identity->space);
+    if (offset(slot) + footprint_.page_bytes > slab_found || identity->generation > valid) {
       lost.push_back(slot);
       return;
     }
-    if (generations_->of(identity->space) != identity->generation) return;
+    if (identity->generation != valid) return;
     Entry& entry = entries_[slot];
     entry = Entry{head->page_checksum, identity->generation, {0, 0}};
     std::memcpy(entry.digest, identity->digest, sizeof(entry.digest));

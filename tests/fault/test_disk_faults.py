@@ -212,6 +212,23 @@ class TestJournal:
             assert (store.generation(SPACE_A), store.generation(SPACE_B)) == (1, 1)
             assert held(store) == {}
 
+    def test_a_generation_that_was_lost_with_its_process_brings_nothing_back_when_it_is_reached_again(
+        self, folder: Path
+    ) -> None:
+        with make(folder) as store:
+            _core.arm_file_fault(1, _core.FileFault.ERROR, errno.EIO)
+            with pytest.raises(OSError, match="generations"):
+                store.invalidate(SPACE_A)
+            _core.disarm_file_fault()
+            assert put(store, 0, 0, SPACE_A, 1) == 0  # computed by weights that the next process does not know
+        with make(folder) as store:
+            assert held(store) == {}
+            assert store.invalidate(SPACE_A) == 1
+            assert held(store) == {}
+        with make(folder) as store:
+            assert held(store) == {}
+            assert not served(store, 0, 0, SPACE_A, 1)
+
 
 def life(folder: Path) -> None:
     """Every operation of a store once: creation, records, invalidation, a full journal, reopening."""
