@@ -246,17 +246,23 @@ class Catalog:
     # --- pages on their way ---------------------------------------------------------------------------------------
 
     def reserve(
-        self, path: Sequence[Tier], nodes: ArrayLike, request: int = 0, backed_only: bool = False
+        self,
+        path: Sequence[Tier],
+        nodes: ArrayLike,
+        request: int = 0,
+        backed_only: bool = False,
+        cold: bool = False,
     ) -> Reservation:
         """Open a transfer of the nodes' pages along ``path``, for the longest prefix of ``nodes`` for which it can be
         had.
 
         For each node, all or nothing: its page in ``path[0]`` is ready and gets pinned, those in the other owned
         tiers are absent and become filling. With ``request`` the final page is pinned for it as well. ``backed_only``
-        evicts only pages that a lower owned tier still holds.
+        evicts only pages that a lower owned tier still holds. ``cold``: being copied is no use of a page of
+        ``path[0]``; what nobody else pins meanwhile is the next to be evicted, as it was.
         """
         ticket, count, slots = self._native.reserve(
-            list(path), _ids("nodes", nodes), _number("request", request, _U64), backed_only
+            list(path), _ids("nodes", nodes), _number("request", request, _U64), backed_only, cold
         )
         return Reservation(ticket, count, slots)
 
@@ -332,6 +338,13 @@ class Catalog:
         """
         slots, residency = self._native.state(_ids("nodes", nodes))
         return slots, residency
+
+    def contents(self, tier: Tier) -> tuple[Slots, NDArray[np.bool_], NDArray[np.uint8]]:
+        """All pages of a tier, by slot: slots uint32 ``[n]``, whether each is ready, and the identities uint8
+        ``[n, identity_bytes]`` of what they hold or will. O(slots); for tests and diagnosis.
+        """
+        slots, nodes, ready = self._native.contents(tier)
+        return slots, ready, self.identities(nodes)
 
     def check(self) -> None:
         """Prove every promise about the catalog's tables anew; AssertionError names the first broken one.

@@ -194,10 +194,11 @@ class Placement:
         priority: Priority,
         deadline: float,
         *,
-        backed_only: bool,
+        backed_only: bool = False,
+        cold: bool = False,
         device: Slots | None = None,
     ) -> tuple[int, int]:
-        reservation = self._catalog.reserve(path, nodes, request, backed_only=backed_only)
+        reservation = self._catalog.reserve(path, nodes, request, backed_only=backed_only, cold=cold)
         if not reservation.count:
             return 0, 0
         moved = nodes[: reservation.count]
@@ -226,10 +227,13 @@ class Placement:
         nodes: Nodes,
         priority: Priority = Priority.BACKGROUND,
         device: Slots | None = None,
+        *,
+        cold: bool = False,
     ) -> int:
         """Copy down the pages of ``nodes`` that the next tier lacks; what finds no room or no place is dropped.
 
-        Returns the transfer's ticket, 0 for none.
+        ``cold``: they are copied for being the next to be evicted, and stay that. Returns the transfer's ticket, 0 for
+        none.
         """
         source, target = path
         if target is Tier.DISK and self.disk_offline:
@@ -243,7 +247,7 @@ class Placement:
         if not len(wanted):
             return 0
         blocks = None if device is None else device[lacking]
-        ticket, count = self._issue(path, wanted, 0, priority, 0.0, backed_only=False, device=blocks)
+        ticket, count = self._issue(path, wanted, 0, priority, 0.0, cold=cold, device=blocks)
         self.stores_dropped += len(wanted) - count
         return ticket
 
@@ -277,10 +281,12 @@ class Placement:
                 continue
             if path[1] is Tier.DISK and self.disk_offline:
                 continue
-            usage = self._catalog.usage(path[0])
-            if len(self._catalog.cold(path[0], max(0, ceil(self._low * usage.capacity) - usage.free), path[1])):
-                cold = self._catalog.cold(path[0], max(0, ceil(self._high * usage.capacity) - usage.free), path[1])
-                self.store(path, cold)
+            upper, lower = self._catalog.usage(path[0]), self._catalog.usage(path[1])
+            # What the lower tier cannot hold beside each other would be copied there in turns, for ever.
+            most = lower.free + self._catalog.evictable(path[1])
+            missing = [min(most, max(0, ceil(mark * upper.capacity) - upper.free)) for mark in (self._low, self._high)]
+            if len(self._catalog.cold(path[0], missing[0], path[1])):
+                self.store(path, self._catalog.cold(path[0], missing[1], path[1]), cold=True)
 
     # ---- settling ------------------------------------------------------------------------------------------------
 

@@ -135,11 +135,12 @@ void bind_request(nb::class_<Catalog>& c) {
 void bind_exchange(nb::class_<Catalog>& c) {
   c.def(
       "reserve",
-      [](Catalog& self, const std::vector<Tier>& path, In<NodeId> nodes, RequestId request, bool backed_only) {
-        Reservation r = self.reserve(path, view(nodes), request, backed_only);
+      [](Catalog& self, const std::vector<Tier>& path, In<NodeId> nodes, RequestId request, bool backed_only,
+         bool cold) {
+        Reservation r = self.reserve(path, view(nodes), request, backed_only, cold);
         return std::make_tuple(r.ticket, r.count, give(std::move(r.slots), path.size(), r.count));
       },
-      nb::arg("path"), nb::arg("nodes").noconvert(), nb::arg("request"), nb::arg("backed_only"));
+      nb::arg("path"), nb::arg("nodes").noconvert(), nb::arg("request"), nb::arg("backed_only"), nb::arg("cold"));
   c.def(
       "settle",
       [](Catalog& self, Ticket ticket, Bytes2d status) {
@@ -196,6 +197,14 @@ void bind_upkeep(nb::class_<Catalog>& c) {
         const Usage u = self.usage(tier);
         return std::make_tuple(u.capacity, u.free, u.filling, u.ready, u.draining, u.privates, u.pinned, u.evictions,
                                u.dropped);
+      },
+      nb::arg("tier"));
+  c.def(
+      "contents",
+      [](const Catalog& self, Tier tier) {
+        Contents contents = self.contents(tier);
+        return std::make_tuple(give(std::move(contents.slots)), give(std::move(contents.nodes)),
+                               give_flags(contents.ready));
       },
       nb::arg("tier"));
   c.def("stats", &stats_dict);

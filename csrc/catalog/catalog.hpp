@@ -38,6 +38,13 @@ struct Reservation {
   std::vector<Slot> slots;  // [path][count]; kNoSlot in tiers that are not owned
 };
 
+// The pages of one tier, in the order of their slots.
+struct Contents {
+  std::vector<Slot> slots;
+  std::vector<NodeId> nodes;
+  std::vector<bool> ready;
+};
+
 struct CatalogStats {
   std::uint64_t matches = 0;
   std::uint64_t blocks_asked = 0;
@@ -73,7 +80,7 @@ class Catalog {
   bool release(RequestId request);
 
   // exchange.cpp: pages on their way between tiers
-  Reservation reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool backed_only);
+  Reservation reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool backed_only, bool cold);
   bool settle(Ticket ticket, std::span<const std::uint8_t> status, std::size_t hops, std::size_t count);
   bool cancel(Ticket ticket);
 
@@ -87,6 +94,7 @@ class Catalog {
 
   std::size_t evictable(Tier tier) const { return pages_.evictable(owned(tier)); }
   Usage usage(Tier tier) const { return pages_.usage(owned(tier)); }
+  Contents contents(Tier tier) const;
   CatalogStats stats() const;
   std::size_t memory_bytes() const { return trie_.memory_bytes() + pages_.memory_bytes(); }
   std::size_t label_bytes() const { return trie_.label_bytes(); }
@@ -121,7 +129,7 @@ class Catalog {
 
   std::size_t run_length(Nodes nodes) const;
   bool movable(std::span<const Tier> path, NodeId node) const;
-  std::size_t reserve_run(std::span<const Tier> path, Nodes nodes, bool backed_only, Transfer* transfer,
+  std::size_t reserve_run(std::span<const Tier> path, Nodes nodes, bool backed_only, bool cold, Transfer* transfer,
                           std::uint32_t lease, Slot* slots, std::size_t stride);
   NodeId restore_node(const PageIdentity& head, const std::uint8_t* identity,
                       std::unordered_map<std::string, NodeId>* by_digest);

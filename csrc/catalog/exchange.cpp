@@ -49,8 +49,8 @@ bool Catalog::movable(std::span<const Tier> path, NodeId node) const {
 
 // The first of the nodes, different ones, as far as they can be had: their sources pinned, a slot in each owned tier
 // behind them. slots: [path][stride]. Room is made for all of them before the first begins to fill.
-std::size_t Catalog::reserve_run(std::span<const Tier> path, Nodes nodes, bool backed_only, Transfer* transfer,
-                                 std::uint32_t lease, Slot* slots, std::size_t stride) {
+std::size_t Catalog::reserve_run(std::span<const Tier> path, Nodes nodes, bool backed_only, bool cold,
+                                 Transfer* transfer, std::uint32_t lease, Slot* slots, std::size_t stride) {
   std::size_t count = 0;
   while (count < nodes.size() && movable(path, nodes[count])) ++count;
   for (const Tier tier : path.subspan(1)) {
@@ -79,7 +79,11 @@ std::size_t Catalog::reserve_run(std::span<const Tier> path, Nodes nodes, bool b
       }
       if (i + kPagesAhead < count) pages_.prefetch(nodes[i + kPagesAhead]);
       if (hop != 0) pages_.begin_filling(t, nodes[i], pages_.pop_free(t), transfer->ticket);
-      if (is_source || lease != Leases::kNone) pages_.pin(t, nodes[i]);
+      if (hop == 0 && cold) {
+        pages_.pin_cold(t, nodes[i]);
+      } else if (is_source || lease != Leases::kNone) {
+        pages_.pin(t, nodes[i]);
+      }
       out[i] = pages_.page(t, nodes[i]).slot;
     }
   }
@@ -90,7 +94,7 @@ std::size_t Catalog::reserve_run(std::span<const Tier> path, Nodes nodes, bool b
   return count;
 }
 
-Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool backed_only) {
+Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool backed_only, bool cold) {
   if (path.size() < 2 || path.size() > kTiers)
     refuse("path: " + std::to_string(path.size()) + " tiers given; 2 to 4 are accepted");
   int owned_destinations = 0;
@@ -114,7 +118,7 @@ Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId 
     // Of two tiers one may have nothing backed to give up: then nothing may have gone from the other for it in advance.
     const std::size_t length = owned_destinations > 1 && backed_only ? 1 : run_length(nodes.subspan(count));
     const Nodes run = nodes.subspan(count, length);
-    const std::size_t got = reserve_run(path, run, backed_only, transfer, lease, slots.data() + count, stride);
+    const std::size_t got = reserve_run(path, run, backed_only, cold, transfer, lease, slots.data() + count, stride);
     count += got;
     if (got != run.size()) break;
   }

@@ -34,11 +34,11 @@ struct TierSpec {
 
 struct Page {
   Slot slot;
-  std::uint32_t word;     // bits 0–1 residency, bit 2 parked, the rest: pins
+  std::uint32_t word;     // bits 0–1 residency, bit 2 parked, bit 3 cold, the rest: pins
   std::uint32_t kids;     // children that are filling or ready in this tier
   std::uint32_t blocked;  // children that keep this page from being evicted
 
-  static constexpr std::uint32_t kParked = 4, kPin = 8;
+  static constexpr std::uint32_t kParked = 4, kCold = 8, kPin = 16;
   Residency residency() const { return static_cast<Residency>(word & 3); }
   std::uint32_t pins() const { return word / kPin; }
   bool parked() const { return (word & kParked) != 0; }
@@ -79,6 +79,7 @@ class Pages {
     return false;
   }
   Ticket filler(int t, Slot slot) const { return tiers_[t].tickets[slot]; }
+  NodeId in_slot(int t, Slot slot) const { return tiers_[t].owners[slot].node; }  // kNoNode: no page
 
   // Slots.
   Slot pop_free(int t) { return tiers_[t].free[--tiers_[t].free_count]; }  // there is one
@@ -102,7 +103,12 @@ class Pages {
   void pin(int t, NodeId node) {
     Page& page = at(t, node);
     if (page.pins() == 0) first_pin(t, node, page);
-    page.word += Page::kPin;
+    page.word = (page.word & ~Page::kCold) + Page::kPin;
+  }
+  void pin_cold(int t, NodeId node) {  // no use of the page: it was cold and will be again, unless others pin it too
+    const bool first = page(t, node).pins() == 0;
+    pin(t, node);
+    if (first) at(t, node).word |= Page::kCold;
   }
   void unpin(int t, NodeId node) {
     Page& page = at(t, node);
@@ -175,8 +181,10 @@ class Pages {
   }
   void last_unpin(int t, NodeId node, Page& page) {
     --tiers_[t].count.pinned;
+    const bool cold = (page.word & Page::kCold) != 0;
+    page.word &= ~Page::kCold;
     if (page.evictable()) {
-      enter(t, node);
+      cold ? tiers_[t].order.insert_coldest(node) : enter(t, node);
       unblock_up(t, node);
     } else if (page.residency() == Residency::kDraining && tiers_[t].tickets[page.slot] == 0) {
       free_page(t, page);

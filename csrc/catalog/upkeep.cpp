@@ -192,6 +192,19 @@ void Catalog::state(Nodes nodes, Slot* slots, std::uint8_t* residency) const {
   }
 }
 
+Contents Catalog::contents(Tier tier) const {
+  const int t = owned(tier);
+  Contents contents;
+  for (Slot slot = 0; slot < pages_.usage(t).capacity; ++slot) {
+    const NodeId node = pages_.in_slot(t, slot);
+    if (node == kNoNode) continue;
+    contents.slots.push_back(slot);
+    contents.nodes.push_back(node);
+    contents.ready.push_back(pages_.page(t, node).ready());
+  }
+  return contents;
+}
+
 CatalogStats Catalog::stats() const {
   CatalogStats stats = stats_;
   stats.nodes = trie_.max_nodes() - trie_.free_nodes();

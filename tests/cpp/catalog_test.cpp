@@ -112,7 +112,7 @@ class Engine {
   }
 
   void move(const std::vector<Tier>& path, RequestId request, const std::vector<NodeId>& nodes) {
-    const Reservation got = catalog_.reserve(path, nodes, request, below(2) == 0);
+    const Reservation got = catalog_.reserve(path, nodes, request, below(2) == 0, below(2) == 0);
     if (got.count != 0) open_[got.ticket] = {path.size() - 1, got.count};
   }
 

@@ -239,6 +239,40 @@ def test_evicting_in_an_inverted_order_is_still_leaf_first() -> None:
         catalog.release(9)
 
 
+@pytest.mark.parametrize("used", [False, True])
+def test_copying_a_cold_page_down_is_no_use_of_it(used: bool) -> None:
+    catalog = make(host=3, disk=3)
+    nodes = [store(catalog, 1, block)[0] for block in (1, 2, 3)]
+    r = catalog.reserve([Tier.HOST, Tier.DISK], nodes[:2], cold=True)
+    if used:
+        catalog.match([catalog.root(SPACE)], tokens(1), 0, 2)
+        catalog.release(2)
+    catalog.settle(r.ticket, statuses(1, 2))
+    catalog.check()
+    for number in (2, 3, 1) if used else (1, 2, 3):
+        assert catalog.state([nodes[number - 1]])[1][0, Tier.HOST] == Residency.READY
+        catalog.take(Tier.HOST, 1, 9)
+        assert catalog.state([nodes[number - 1]])[1][0, Tier.HOST] == Residency.ABSENT, f"{number} should go next"
+    catalog.check()
+
+
+def test_contents_are_all_pages_of_a_tier_and_their_blocks() -> None:
+    catalog = make(host=4, disk=2)
+    nodes = store(catalog, 1, 1, 2)
+    ticket = catalog.reserve([Tier.HOST, Tier.DISK], nodes[1:]).ticket
+    slots, ready, identities = catalog.contents(Tier.HOST)
+    assert slots.tolist() == sorted(catalog.state(nodes)[0][:, Tier.HOST].tolist())
+    assert ready.tolist() == [True, True]
+    order = np.argsort(catalog.state(nodes)[0][:, Tier.HOST])
+    assert (identities == catalog.identities(nodes[order])).all()
+    slots, ready, _ = catalog.contents(Tier.DISK)
+    assert (len(slots), ready.tolist()) == (1, [False])
+    catalog.settle(ticket, statuses(1, 1))
+    assert catalog.contents(Tier.DISK)[1].tolist() == [True]
+    with pytest.raises(ValueError, match="remote"):
+        catalog.contents(Tier.REMOTE)
+
+
 def test_evictable_is_what_eviction_frees() -> None:
     catalog = make(10)
     store(catalog, 1, 1, 2, 3, 4)
