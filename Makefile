@@ -4,6 +4,8 @@ VENV ?= .venv
 BUILD ?= build/dev
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 OUT ?= out
+SEEDS ?= 4200
+MINUTES ?= 0
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.kvtier-ready
@@ -11,7 +13,7 @@ CXX_SOURCES = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.hpp' 'tests/cpp/*.cpp' '
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build stubs test sanitize bench lint wheel clean
+.PHONY: help setup build stubs test soak sanitize bench lint wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## say what there is to make
@@ -36,6 +38,9 @@ test: build  ## run all tests, Python's and C++'s
 	@if [ -x $(BUILD)/kvtier_tests ]; then $(BUILD)/kvtier_tests && $(BUILD)/kvtier_kernel_tests; \
 	else echo "C++ tests skipped: doctest was not found when $(BUILD) was configured (Debian: doctest-dev)"; fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+soak: build  ## tell SEEDS simulated stories, or as many as MINUTES allow; counts go to $(OUT)/soak.json
+	$(BIN)/python tests/property/soak.py --seeds $(SEEDS) --minutes $(MINUTES) --out $(OUT)/soak.json
 
 sanitize: $(READY)  ## run the C++ tests under ASan+UBSan and under TSan
 	@for kind in address,undefined thread; do \

@@ -29,6 +29,11 @@ def seed() -> int:
     return value
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sim-seed", type=int, help="tell only the story of this seed; shrink it if it fails")
+    parser.addoption("--sim-steps", type=int, default=1500, help="steps of that story (default: %(default)s)")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}

@@ -1,0 +1,384 @@
+"""An engine over a CacheManager: it keeps the books that a real one would, and looks at every slot it was given.
+
+What it checks, all through the manager's public calls:
+
+- what is promised was computed, by somebody who may share it, since the last invalidation of its namespace;
+- a ready request's table holds, block by block, the bytes of exactly its tokens, from then until it lets go;
+- no table changes under a running request; nobody else writes a slot that it was given;
+- a load ends at its deadline, whatever the data plane says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvtier.catalog import Tier
+from kvtier.config import CacheConfig, DiskConfig, HostConfig, PrefetchConfig, WatermarksConfig
+from kvtier.manager import CacheManager
+from kvtier.namespace import Namespace
+from kvtier.sim.disk import TORN, space_of
+from kvtier.sim.ending import finish
+from kvtier.sim.events import EventPlane
+from kvtier.sim.names import BlockNames, prompt
+from kvtier.sim.plane import ViolationError
+from kvtier.sim.requests import BLOCK, LOADING, MATCHED, PREEMPTED, RUNNING, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvtier.geometry import KVGeometry
+    from kvtier.sequence import ComputedBlocks
+    from kvtier.sim.story import Setup
+
+__all__ = ["SimulatedEngine"]
+
+
+_CALLS = (
+    *("arrive", "again", "start", "grow", "compute", "append", "free", "preempt", "resume", "poll", "wait"),
+    *("hint", "expect", "reorder", "dismiss", "measure", "locate", "evict", "flush", "invalidate", "reset"),
+)
+_ADAPTER = bytes(range(32))
+_SPACES: list[dict[str, Any]] = [{}, {"salt": "a"}, {"salt": "b"}, {"adapter": _ADAPTER}]
+_SPACES.append({"salt": "a", "adapter": _ADAPTER})
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """All that the control plane asks of a geometry."""
+
+    block_size: int = BLOCK
+    dtype: str = "bfloat16"
+
+
+class SimulatedEngine:
+    """``calls`` are its steps by name. Each takes what a story's step holds and says whether it did anything."""
+
+    def __init__(self, setup: Setup, plane: EventPlane, counts: Counter[str]) -> None:
+        self.setup, self.counts = setup, counts
+        self.requests: dict[int, Request] = {}
+        self.room = setup.device * BLOCK
+        space = Namespace(
+            model="simulated", revision="1", dtype="bfloat16", layout="s", attention="s", block_size=BLOCK, rope={}
+        )
+        self._own = space
+        self.spaces = [space.with_(**named).fingerprint for named in _SPACES[: setup.spaces]]
+        self._serial = 1
+        self._versions = self._durable_versions = [0] * setup.spaces
+        self._made: set[bytes] = set()
+        self.restart(plane)
+        self.calls: dict[str, Callable[..., bool]] = {name: getattr(self, name) for name in _CALLS}
+
+    def restart(self, plane: EventPlane) -> None:
+        """A new process over what ``plane`` still has: no request lives on."""
+        self.requests.clear()
+        self.plane = plane
+        self._versions = list(self._durable_versions)
+        setup = self.setup
+        config = CacheConfig(
+            block_size=BLOCK,
+            lease_seconds=setup.lease_seconds,
+            load_timeout_seconds=setup.load_seconds,
+            load_policy=setup.load_policy,
+            prefetch=PrefetchConfig(grace_seconds=setup.grace_seconds),
+            host=HostConfig(write=setup.host_write),
+            disk=DiskConfig(write=setup.disk_write),
+            watermarks=WatermarksConfig(low=setup.low, high=setup.high),
+        )
+        geometry: KVGeometry = _Geometry()  # type: ignore[assignment]
+        self.manager = CacheManager(
+            config,
+            geometry,
+            self._own,
+            None,  # type: ignore[arg-type]
+            plane=plane,
+            max_nodes=setup.slots + setup.spare_nodes,
+            clock=plane.clock,
+        )
+        self.catalog = self.manager.catalog
+        self.counts["pages adopted"] += self.manager.adopted
+
+    # ---- a request's life ----------------------------------------------------------------------------------------
+
+    def arrive(self, number: int, branch: int, length: int, tail: Sequence[int], space: int) -> bool:
+        tokens = [*prompt(branch, length), *tail]
+        if number in self.requests or not 0 < len(tokens) <= self.room:
+            return False
+        request = Request(f"r{number}", space, tokens)
+        found = self.manager.get_computed_blocks(request.name, tokens, **_SPACES[space])
+        self.requests[number] = request
+        self._promise(request, found)
+        return True
+
+    def again(self, number: int) -> bool:
+        request = self._get(number, MATCHED)
+        if request is None:
+            return False
+        self._promise(request, self.manager.get_computed_blocks(request.name, request.tokens, **_SPACES[request.space]))
+        return True
+
+    def _promise(self, request: Request, found: ComputedBlocks) -> None:
+        count = found.num_tokens
+        self.plane.decisions.update(b"%d" % count)
+        if count % BLOCK or sum(found.tokens_by_tier.values()) != count or count >= len(request.tokens):
+            raise ViolationError(f"{request.name} with {len(request.tokens)} tokens was promised {found}")
+        request.state, request.promised, request.doomed, request.computed = MATCHED, count, False, 0
+        space = self.spaces[request.space]
+        request.names = BlockNames(space, self.plane.generation(space), BLOCK)
+        request.version = b"%d" % self._versions[request.space]
+        self.counts["tokens promised"] += count
+        for block, content in enumerate(request.contents(count // BLOCK)):
+            if content not in self._made:
+                raise ViolationError(f"{request.name} was promised block {block}, which nobody computed")
+
+    def start(self, number: int) -> bool:
+        request = self._get(number, MATCHED)
+        if request is None:
+            return False
+        if self.manager.allocate_slots(request.name, len(request.tokens)) is None:
+            self.counts["fault: device full"] += 1
+            return True
+        request.state = LOADING
+        request.deadline = self.plane.clock.now + self.setup.load_seconds
+        if self.manager.ready(request.name):
+            self._ready(request, request.promised)
+        return True
+
+    def grow(self, number: int, tokens: int) -> bool:
+        """Slots ahead of need, for a request that loads or runs."""
+        request = self._get(number, LOADING, RUNNING)
+        if request is None or len(request.tokens) + tokens > self.room:
+            return False
+        if self.manager.allocate_slots(request.name, len(request.tokens) + tokens) is None:
+            self.counts["fault: device full"] += 1
+        elif request.state is RUNNING:
+            self._take_table(request)
+        return True
+
+    def _ready(self, request: Request, exactly: int | None) -> None:
+        """Its table is final: what it holds now must be what it asked for."""
+        count = self.manager.num_computed_tokens(request.name)
+        if count > request.promised or (request.doomed and count) or exactly not in (None, count):
+            raise ViolationError(f"{request.name} was promised {request.promised} tokens and got {count}")
+        request.state, request.computed = RUNNING, count
+        request.table, request.held = [], request.contents(count // BLOCK)
+        self._take_table(request)
+        self.counts["tokens loaded"] += count
+        self.counts["shorter than promised"] += count < request.promised
+
+    def _take_table(self, request: Request) -> None:
+        table: list[int] = self.manager.block_table(request.name).tolist()
+        if table[: len(request.table)] != request.table:
+            raise ViolationError(f"{request.name} runs and its block table changed")
+        request.table = table
+        self.plane.decisions.update(repr(table).encode())
+        if len(table) < len(request.held):
+            raise ViolationError(f"{request.name} has {len(request.held)} blocks in {len(table)} slots")
+        for slot in table[len(request.held) :]:
+            content = b"slot of %s" % request.name.encode()
+            self.plane.write(slot, content)
+            request.held.append(content)
+
+    def compute(self, number: int, tokens: int) -> bool:
+        request = self._get(number, RUNNING)
+        if request is None or request.computed >= len(request.tokens):
+            return False
+        first, last = request.computed, min(request.computed + tokens, len(request.tokens))
+        if len(request.table) * BLOCK < last:
+            if self.manager.allocate_slots(request.name, last) is None:
+                self.counts["fault: device full"] += 1
+                return True
+            self._take_table(request)
+        contents = request.contents(last // BLOCK)
+        for block in range(first // BLOCK, -(-last // BLOCK)):
+            content = contents[block] if block < len(contents) else b"%d of %s" % (last, request.name.encode())
+            self.plane.write(request.table[block], content)
+            request.held[block] = content
+        self._made.update(contents[first // BLOCK :])
+        request.computed = last
+        self.manager.cache_blocks(request.name, last)
+        return True
+
+    def append(self, number: int, tokens: Sequence[int]) -> bool:
+        request = self.requests.get(number)
+        if request is None or len(request.tokens) + len(tokens) > self.room:
+            return False
+        request.tokens += tokens
+        self.manager.append_tokens(request.name, list(tokens))
+        return True
+
+    def free(self, number: int) -> bool:
+        request = self.requests.pop(number, None)
+        if request is None:
+            return False
+        self.counts[f"aborted {self._moment(request)}"] += 1
+        self.manager.free(request.name)
+        return True
+
+    def _moment(self, request: Request) -> str:
+        if request.state is RUNNING:
+            if self.plane.read_by_transfer(request.table):
+                return "in mid-store"
+            return "at its end" if request.computed == len(request.tokens) else "running"
+        return {MATCHED: "while queued", LOADING: "in mid-load"}.get(request.state, request.state)
+
+    def preempt(self, number: int) -> bool:
+        request = self._get(number, MATCHED, LOADING, RUNNING)
+        if request is None:
+            return False
+        self.counts[f"preempted {request.state}"] += 1
+        self.manager.preempt(request.name)
+        request.state, request.table, request.held = PREEMPTED, [], []
+        return True
+
+    def resume(self, number: int) -> bool:
+        request = self._get(number, PREEMPTED)
+        if request is None:
+            return False
+        self._promise(request, self.manager.resume(request.name))
+        return True
+
+    # ---- news ----------------------------------------------------------------------------------------------------
+
+    def poll(self, picks: Sequence[int] = ()) -> bool:
+        """Take note of the reports that ``picks`` deliver."""
+        self.plane.deliver(picks)
+        self._heard(0.0)
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        self._heard(seconds)
+        return True
+
+    def _heard(self, seconds: float) -> None:
+        before = [request for request in self.requests.values() if request.state is LOADING]
+        loaded = {news.request_id: news for news in self.manager.poll(seconds)}
+        for request in before:
+            news = loaded.pop(request.name, None)
+            if news is not None:
+                self.counts["load overdue"] += self.plane.clock.now >= request.deadline
+                self._ready(request, news.num_computed_tokens)
+            elif self.plane.clock.now >= request.deadline:
+                raise ViolationError(f"{request.name} still waits for a load that was due at {request.deadline:.3f}")
+        if loaded:
+            raise ViolationError(f"{sorted(loaded)} were reported as loaded and did not load")
+
+    # ---- the rest ------------------------------------------------------------------------------------------------
+
+    def hint(self, branch: int, length: int, space: int, within: float) -> bool:
+        hinted = self.manager.prefetch(prompt(branch, length), within=within or None, **_SPACES[space])
+        self.plane.decisions.update(repr(hinted).encode())
+        self.counts["pages prefetched"] += hinted.staged
+        return True
+
+    def expect(self, number: int, branch: int, length: int, space: int, within: float) -> bool:
+        """A request of this number will come, or so the engine thinks."""
+        if number in self.requests:
+            return False
+        self.manager.expect(f"r{number}", prompt(branch, length), within, **_SPACES[space])
+        return True
+
+    def reorder(self, number: int, within: float) -> bool:
+        self.manager.reorder({f"r{number}": within})
+        return True
+
+    def dismiss(self, number: int) -> bool:
+        self.manager.dismiss(f"r{number}")
+        return True
+
+    def measure(self, tokens: int, context: int, seconds: float) -> bool:
+        """What the engine's computing took: what loading is weighed against."""
+        self.manager.observe_prefill(tokens, context, seconds)
+        return True
+
+    def locate(self, branch: int, length: int, space: int) -> bool:
+        """Nothing may be found that was not computed under this very namespace."""
+        found = self.manager.locate(prompt(branch, length), **_SPACES[space])
+        fingerprint = self.spaces[space]
+        names = BlockNames(fingerprint, self.plane.generation(fingerprint), BLOCK)
+        version = b"%d" % self._versions[space]
+        identities = names.extend(list(prompt(branch, length)))[: sum(found.values()) // BLOCK]
+        if not all(identity + version in self._made for identity in identities):
+            raise ViolationError(f"located {found} of a prompt, more than was computed in its namespace")
+        return True
+
+    def evict(self, tier: int, first: int, last: int, length: int, space: int) -> bool:
+        """What nobody uses of some prompts, the branches from ``first`` to ``last``."""
+        if Tier(tier) not in self.plane.content:
+            return False
+        for branch in range(first, last + 1):
+            gone = self.manager.evict(Tier(tier), prompt(branch, length), **_SPACES[space])
+            self.plane.decisions.update(gone.tobytes())
+            self.counts["pages evicted by name"] += len(gone)
+        return True
+
+    def flush(self, seconds: float) -> bool:
+        self.manager.flush(seconds)
+        for request in self.requests.values():  # flush polls for itself, so what it heard has to be asked for
+            if request.state is LOADING and self.manager.ready(request.name):
+                self._ready(request, None)
+        return True
+
+    def invalidate(self, space: int, durable: bool) -> bool:
+        self._forget([space], durable, lambda: self.manager.invalidate(**_SPACES[space]))
+        self.counts["invalidated"] += 1
+        return True
+
+    def reset(self, durable: bool) -> bool:
+        """As after a change of weights."""
+        self._forget(range(len(self.spaces)), durable, self.manager.reset)
+        self.counts["reset"] += 1
+        return True
+
+    def _forget(self, spaces: Sequence[int], durable: bool, call: Callable[[], int]) -> None:
+        self._serial += 1
+        for space in spaces:
+            self._versions[space] = self._serial
+        self.plane.disk.durable = durable
+        try:
+            call()
+            self._durable_versions = list(self._versions)
+        except OSError:
+            self.counts["fault: not durable"] += 1
+        self.plane.disk.durable = True
+        for request in self.requests.values():
+            request.doomed |= request.space in spaces
+
+    # ---- checks --------------------------------------------------------------------------------------------------
+
+    def _get(self, number: int, *states: str) -> Request | None:
+        request = self.requests.get(number)
+        return request if request is not None and request.state in states else None
+
+    def look(self) -> None:
+        """Every slot of every running request holds what the request put or was given there."""
+        held = self.plane.content[Tier.DEVICE]
+        for request in self.requests.values():
+            if [held[slot] for slot in request.table] != request.held:
+                for block, slot in enumerate(request.table):
+                    if held[slot] != request.held[block]:
+                        raise ViolationError(
+                            f"{request.name}: block {block} of its table, device slot {slot}, holds other bytes"
+                        )
+
+    def audit(self) -> None:
+        """Every ready page of every tier holds the bytes of its block, of the namespace's present generation."""
+        versions = {space: b"%d" % version for space, version in zip(self.spaces, self._versions, strict=True)}
+        for tier, contents in self.plane.content.items():
+            slots, ready, identities = self.catalog.contents(tier)
+            raw, size = identities.tobytes(), identities.shape[1]
+            for index, slot in enumerate(slots.tolist()):
+                identity = raw[index * size : (index + 1) * size]
+                if not ready[index]:
+                    continue
+                if tier == Tier.DISK:
+                    if self.plane.disk.record(slot) != identity:
+                        raise ViolationError(f"DISK slot {slot} is ready and its record names another block")
+                    if contents[slot] is TORN:  # by a loss of power: seen when it is read
+                        continue
+                if contents[slot] != identity + versions[space_of(identity)]:
+                    raise ViolationError(f"{tier.name} slot {slot} is ready and holds other bytes than its block's")
+
+    def finish(self) -> None:
+        finish(self)
