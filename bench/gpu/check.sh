@@ -78,7 +78,7 @@ step link 90 "$python" bench/gpu/link.py $dry
 step beside 60 "$python" bench/gpu/beside.py $dry
 step disk 40 "$python" bench/gpu/disk.py $dry
 step serve 140 "$python" bench/gpu/serve.py $dry
-step plots 20 "$python" bench/gpu/plots.py
+step plots 30 "$python" bench/gpu/plots.py
 
 echo "== summary, $((SECONDS - began)) s"
 cat "$OUT/steps.txt"

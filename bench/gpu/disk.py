@@ -14,6 +14,8 @@ from rig import Stopwatch, arguments, open_device, skip, write
 
 from kvtier import _core
 
+STORE_BYTES = 16 << 20  # room for the store's own files
+
 
 def main() -> None:
     dry = arguments()
@@ -44,10 +46,13 @@ def main() -> None:
     tiers = _core.Tier
     rng = np.random.default_rng(3)
     with tempfile.TemporaryDirectory(prefix=".kvtier-gpu-", dir=".") as folder:
-        config = CacheConfig(block_size=16, disk={"path": Path(folder), "size": (pages + 1) * geometry.page_bytes})
+        config = CacheConfig(
+            block_size=16, disk={"path": Path(folder), "size": (pages + 1) * geometry.page_bytes + STORE_BYTES}
+        )
         arena = HostArena(pages, geometry)
         with DiskStore.open(config, geometry) as disk, Mover.open(config, pool, arena, disk) as mover:
             identities = rng.integers(0, 256, (pages, 112 + 4 * 16), dtype=np.uint8)
+            identities[:, 96:112] = 0  # generation, group and position: those of a new store
             tickets = iter(range(1, 1 << 20))
 
             def move(*path: _core.Tier) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 from rig import arguments, open_device, plain_copy, skip, write
 
 BLOCK = 16
+STORE_BYTES = 16 << 20  # room for the disk store's own files
 SECONDS = float(os.environ.get("SERVE_SECONDS", "110"))
 
 
@@ -77,7 +78,7 @@ def rig(model: Any, dry: bool, device: Any, blocks: int, host: int, store: Path 
     held = DevicePool(geometry, pool.tensors, cuda=CudaDevice(device, lambda: 0) if dry else None)
     config = CacheConfig(
         block_size=BLOCK, host={"size": max(host, 1) * geometry.page_bytes, "write": "at_once" if host else "never"},
-        disk={"path": store, "size": max(host, 1) * geometry.page_bytes}, load_timeout_seconds=120.0,
+        disk={"path": store, "size": max(host, 1) * geometry.page_bytes + STORE_BYTES}, load_timeout_seconds=120.0,
         load_policy="always",
     )  # fmt: skip
     manager = CacheManager(config, geometry, model.namespace(BLOCK), held)
@@ -91,7 +92,7 @@ def by_context(model: Any, contexts: list[int], dry: bool, device: Any, link: fl
     rows: list[dict[str, Any]] = []
     cost = 0.0
     for context in contexts:
-        if rows and time.monotonic() - began + 4 * cost * (context / rows[-1]["context"]) ** 1.3 > SECONDS:
+        if rows and time.monotonic() - began + cost * (context / rows[-1]["context"]) ** 1.3 > SECONDS:
             print(f"{context} tokens and more: no time left")
             break
         start = time.monotonic()
