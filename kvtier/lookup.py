@@ -3,7 +3,7 @@ tokens to the blocks below it."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,14 +27,9 @@ class Lookup:
     def __init__(self, catalog: Catalog, plane: DataPlane, namespace: Namespace, block_size: int) -> None:
         self._catalog = catalog
         self._plane = plane
-        self._namespace = namespace
         self._block = block_size
-        self.space = lru_cache(maxsize=4096)(self._space)
-
-    def _space(self, salt: str | None, adapter: bytes | None) -> bytes:
-        """The fingerprint of a request's namespace; what it does not name is the whole manager's own."""
-        given = {name: value for name, value in (("salt", salt), ("adapter", adapter)) if value is not None}
-        return self._namespace.with_(**given).fingerprint if given else self._namespace.fingerprint
+        # Not a method: a cache of a bound method is a cycle, which would keep the tiers' memory past the last use.
+        self.space = lru_cache(maxsize=4096)(partial(_space, namespace))
 
     def root(self, space: bytes) -> int | None:
         """None: more namespaces hold pages than the catalog can tell apart; this one has to do without."""
@@ -96,3 +91,9 @@ class Lookup:
             after = self._catalog.state(nodes)[1]
         gone = (before[:, tier] == Residency.READY) & (after[:, tier] == Residency.ABSENT)
         return np.ascontiguousarray(slots[gone, tier])
+
+
+def _space(namespace: Namespace, salt: str | None, adapter: bytes | None) -> bytes:
+    """The fingerprint of a request's namespace; what it does not name is the whole manager's own."""
+    given = {name: value for name, value in (("salt", salt), ("adapter", adapter)) if value is not None}
+    return namespace.with_(**given).fingerprint if given else namespace.fingerprint

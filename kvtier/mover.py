@@ -58,8 +58,8 @@ class Mover:
     ``bytes_in_flight`` and ``queue_pages`` bound each lane. ``verify``: the checksum of every page read from disk is
     compared before the page counts as there; ``verify_host``: that of host pages too. Pages side by side in both tiers
     share an I/O of up to ``op_bytes``. An I/O older than ``io_limit_s`` ends its transfer as overdue; ``close_limit_s``
-    is how long :meth:`close` waits for what is under way. ``faults`` spoils chosen I/O, and ``throttle`` makes the disk
-    as slow as it says, for tests and benchmarks.
+    is how long :meth:`close` waits for what is under way. ``faults`` spoils chosen I/O (by default what the process's
+    plan says), and ``throttle`` makes the disk as slow as it says, for tests and benchmarks.
 
     Methods may be called from any thread; none blocks but ``wait`` and ``close``.
     """

@@ -111,7 +111,6 @@ def in_child(code: str, *args: object, **options: object) -> "subprocess.Complet
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
-        **options,
+        **({"timeout": 120} | options),
     )

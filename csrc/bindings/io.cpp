@@ -7,6 +7,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <system_error>
@@ -15,7 +16,7 @@
 #include "io/disk_store.hpp"
 #include "io/faulty_engine.hpp"
 #include "io/file_engine.hpp"
-#include "io/files.hpp"
+#include "io/file_trace.hpp"
 #include "io/probe.hpp"
 #include "io/raw_loop.hpp"
 #include "io/throttled_engine.hpp"
@@ -80,7 +81,8 @@ Array<T, Dimensions> to_numpy(std::vector<T>&& values, const std::array<std::siz
 
 std::unique_ptr<DiskStore> open_store(const std::string& dir, Slot slots, std::size_t payload_bytes,
                                       std::size_t label_bytes, const nb::bytes& geometry_tag, std::uint32_t rank,
-                                      std::uint32_t world, const std::string& direct, std::uint32_t journal_entries) {
+                                      std::uint32_t world, const std::string& direct, std::uint32_t journal_entries,
+                                      double sync_limit_s) {
   DiskOptions options;
   options.dir = dir;
   options.slots = slots;
@@ -90,6 +92,7 @@ std::unique_ptr<DiskStore> open_store(const std::string& dir, Slot slots, std::s
   options.rank = rank;
   options.world = world;
   options.journal_entries = journal_entries;
+  options.sync_limit = std::chrono::nanoseconds(static_cast<std::int64_t>(std::clamp(sync_limit_s, 0.0, 1e9) * 1e9));
   options.direct = choose<DirectIo>("direct", direct, "auto", "on", "off");
   nb::gil_scoped_release release;
   return DiskStore::open(options);
@@ -127,7 +130,8 @@ void bind_store(nb::module_& m) {
 
   nb::class_<DiskStore>(m, "DiskStore", "The disk tier's files. Use kvtier.tiers.disk.DiskStore.")
       .def(nb::new_(&open_store), "dir"_a, "slots"_a, "payload_bytes"_a, "label_bytes"_a, "geometry_tag"_a,
-           "rank"_a = 0, "world"_a = 1, "direct"_a = "auto", "journal_entries"_a = DiskOptions{}.journal_entries)
+           "rank"_a = 0, "world"_a = 1, "direct"_a = "auto", "journal_entries"_a = DiskOptions{}.journal_entries,
+           "sync_limit_s"_a = 10.0)
       .def("close", &DiskStore::close)
       .def_prop_ro("fd", &DiskStore::fd)
       .def_prop_ro("slots", &DiskStore::slots)
@@ -216,40 +220,62 @@ void bind_engine(nb::module_& m) {
 }
 
 void bind_faults(nb::module_& m) {
-  nb::class_<FaultPlan> plan(m, "FaultPlan", "Which operations of a FileEngine go wrong, for tests.");
+  nb::class_<FaultPlan> plan(m, "FaultPlan", "Which operations go wrong, and how, for tests.");
   nb::enum_<FaultPlan::Kind>(plan, "Kind")
       .value("ERROR", FaultPlan::Kind::kError)
       .value("SHORT", FaultPlan::Kind::kShort)
       .value("FLIP", FaultPlan::Kind::kFlip)
-      .value("DELAY", FaultPlan::Kind::kDelay);
+      .value("DELAY", FaultPlan::Kind::kDelay)
+      .value("TORN", FaultPlan::Kind::kTorn)
+      .value("LOST", FaultPlan::Kind::kLost)
+      .value("MISDIRECTED", FaultPlan::Kind::kMisdirected)
+      .value("STALE", FaultPlan::Kind::kStale)
+      .value("CRASH", FaultPlan::Kind::kCrash)
+      .value("TORN_CRASH", FaultPlan::Kind::kTornCrash);
   nb::enum_<FaultPlan::On>(plan, "On")
       .value("ANY", FaultPlan::On::kAny)
       .value("READ", FaultPlan::On::kRead)
-      .value("WRITE", FaultPlan::On::kWrite);
+      .value("WRITE", FaultPlan::On::kWrite)
+      .value("OTHER", FaultPlan::On::kOther)
+      .value("MEMORY", FaultPlan::On::kMemory);
   plan.attr("FOREVER") = FaultPlan::kForever;
   plan.def(nb::init<>())
       .def(
           "add",
           [](FaultPlan& self, FaultPlan::Kind kind, std::uint64_t first, std::uint64_t value, std::uint64_t count,
              FaultPlan::On on) { self.add({kind, on, first, count, value}); },
-          "kind"_a, "first"_a, "value"_a, "count"_a = 1, "on"_a = FaultPlan::On::kAny)
+          "kind"_a, "first"_a, "value"_a = 0, "count"_a = 1, "on"_a = FaultPlan::On::kAny)
       .def("clear", &FaultPlan::clear)
       .def("release", &FaultPlan::release)
+      .def("count", &FaultPlan::count, "on"_a, "Operations of that sort so far.")
       .def_prop_ro("operations", &FaultPlan::operations)
       .def_prop_ro("fired", &FaultPlan::fired);
+  m.def("use_faults", &use_faults, "plan"_a.none(),
+        "Spoils the file operations of disk stores and the memory operations of host arenas in this process; "
+        "None: no more.");
 
   nb::class_<Throttle>(m, "Throttle", "The drive that a mover's disk pretends to be, for benchmarks and tests.")
       .def(nb::init<>())
       .def("set", &Throttle::set, "bytes_per_s"_a, "latency_s"_a = 0.0, "0 bytes per second: no limit. From now on.")
       .def_prop_ro("bytes_per_s", &Throttle::bytes_per_s)
       .def_prop_ro("latency_s", &Throttle::latency_s);
+}
 
-  nb::enum_<files::Fault>(m, "FileFault", "What happens at the n-th file operation of a disk store, for tests.")
-      .value("ERROR", files::Fault::kError)
-      .value("CRASH", files::Fault::kCrash)
-      .value("TORN_CRASH", files::Fault::kTornCrash);
-  m.def("arm_file_fault", &files::arm_fault, "nth"_a, "fault"_a, "error"_a = 5);
-  m.def("disarm_file_fault", &files::disarm_fault, "Operations since arm_file_fault().");
+nb::list stop_trace() {
+  static constexpr const char* kNames[] = {"open", "write", "resize", "sync", "sync_directory", "rename", "remove"};
+  nb::list out;
+  for (const trace::Event& event : trace::stop()) {
+    out.append(nb::make_tuple(kNames[static_cast<int>(event.kind)], event.file, event.number, event.path, event.to,
+                              nb::bytes(event.bytes.data(), event.bytes.size())));
+  }
+  return out;
+}
+
+void bind_trace(nb::module_& m) {
+  m.def("start_file_trace", &trace::start, "Log what changes the files of disk stores in this process, for tests.");
+  m.def("file_trace_length", &trace::length);
+  m.def("stop_file_trace", &stop_trace, nb::sig("def stop_file_trace() -> list[tuple[str, int, int, str, str, bytes]]"),
+        "The log: (what, inode, offset or size or 1 for a new file, path, new path, bytes written).");
 }
 
 }  // namespace
@@ -259,6 +285,7 @@ void bind_io(nb::module_& m) {
   bind_store(m);
   bind_engine(m);
   bind_faults(m);
+  bind_trace(m);
 }
 
 }  // namespace kvtier

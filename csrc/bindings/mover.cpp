@@ -47,6 +47,7 @@ void construct(Mover* self, const DevicePool* device, HostArena* host, DiskStore
   options.io_limit = seconds(io_limit_s);
   options.close_limit = seconds(close_limit_s);
   options.op_bytes = op_bytes;
+  if (!faults) faults = faults_in_use();
   options.make_engine = [faults, throttle, path = io_path(io), io_threads,
                          base = host != nullptr ? host->base() : nullptr,
                          bytes = host != nullptr ? host->bytes() : 0](std::string* note) {

@@ -15,6 +15,8 @@
 #include <system_error>
 #include <thread>
 
+#include "copy/memory.hpp"
+
 namespace kvtier {
 namespace {
 
@@ -65,9 +67,10 @@ int touch(std::byte* base, std::size_t bytes) {
     const std::size_t from = std::min(bytes, w * part), to = std::min(bytes, from + part);
     if (from == to) return;
 #ifdef MADV_POPULATE_WRITE
-    if (madvise(base + from, to - from, MADV_POPULATE_WRITE) == 0) return;
-    if (errno != EINVAL) {  // EINVAL: a kernel before 5.14
-      errors[w] = errno;
+    const int rc = memory::advise(base + from, to - from, MADV_POPULATE_WRITE);
+    if (rc == 0) return;
+    if (rc != -EINVAL) {  // -EINVAL: a kernel before 5.14
+      errors[w] = -rc;
       return;
     }
 #endif
@@ -118,24 +121,20 @@ HostArena::HostArena(Slot slots, std::size_t payload_bytes)
   if (mapped_bytes_ > room) refuse(mapped_bytes_, "only " + in_gib(room) + " are available here");
   checksums_.assign(slots, 0);
 
-  const std::size_t reach = mapped_bytes_ + kHuge;  // enough to hold an aligned mapping
-  void* got = mmap(nullptr, reach, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (got == MAP_FAILED) refuse(mapped_bytes_, std::string("mmap: ") + std::strerror(errno));
-  auto* start = static_cast<std::byte*>(got);
-  const std::size_t skip = (kHuge - reinterpret_cast<std::uintptr_t>(start) % kHuge) % kHuge;
-  base_ = start + skip;
-  if (skip != 0) munmap(start, skip);
-  if (skip != kHuge) munmap(base_ + mapped_bytes_, kHuge - skip);
-  madvise(base_, mapped_bytes_, MADV_HUGEPAGE);  // may be refused: then huge_pages() says so
-  madvise(base_, mapped_bytes_, MADV_DONTFORK);
-  madvise(base_, mapped_bytes_, MADV_DONTDUMP);
+  if (const int rc = mapping_.map(mapped_bytes_, kHuge); rc < 0) {
+    refuse(mapped_bytes_, std::string("mmap: ") + std::strerror(-rc));
+  }
+  base_ = mapping_.base();
+  memory::advise(base_, mapped_bytes_, MADV_HUGEPAGE);  // may be refused: then huge_pages() says so
+  memory::advise(base_, mapped_bytes_, MADV_DONTDUMP);  // may be refused: a core dump is larger then
+  // May not: after a fork() the kernel would move pages away from under I/O, and the I/O would go to the wrong ones.
+  if (const int rc = memory::advise(base_, mapped_bytes_, MADV_DONTFORK); rc < 0) {
+    refuse(mapped_bytes_, std::string("keeping it from child processes: ") + std::strerror(-rc));
+  }
   if (const int error = touch(base_, mapped_bytes_); error != 0) {
-    munmap(base_, mapped_bytes_);
     refuse(mapped_bytes_, std::string("touching it: ") + std::strerror(error));
   }
   huge_bytes_ = huge_bytes_of(base_, mapped_bytes_);
 }
-
-HostArena::~HostArena() { munmap(base_, mapped_bytes_); }
 
 }  // namespace kvtier

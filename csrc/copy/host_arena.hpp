@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/types.hpp"
+#include "copy/memory.hpp"
 
 namespace kvtier {
 
@@ -25,7 +26,6 @@ class HostArena {
   // Throws std::invalid_argument for a size that makes no sense, std::bad_alloc (with a text that names the size)
   // when the machine cannot give that much.
   HostArena(Slot slots, std::size_t payload_bytes);
-  ~HostArena();
   HostArena(const HostArena&) = delete;
   HostArena& operator=(const HostArena&) = delete;
 
@@ -48,6 +48,7 @@ class HostArena {
   std::size_t page_bytes_;
   std::size_t mapped_bytes_ = 0;
   std::size_t huge_bytes_ = 0;
+  memory::Mapping mapping_;
   std::byte* base_ = nullptr;
   std::vector<std::uint64_t> checksums_;
 };

@@ -3,7 +3,8 @@
 //
 //   slab         slots x page_bytes                       the pages, nothing else
 //   table        Header in 4096 bytes, then slots x record_bytes: RecordHead, identity, zeros
-//   generations  journal_entries x JournalEntry           written from the start; all zeros: not written yet
+//   generations  twice journal_entries x JournalEntry, each in whole blocks: written from the start, all zeros: not
+//                written yet; two copies, because a lost entry would bring invalidated pages back
 //   lock         the process id of the holder, as text
 #pragma once
 
@@ -18,7 +19,7 @@ namespace kvtier::disk {
 
 inline constexpr std::size_t kBlock = 4096;  // unit of direct I/O, and of a header
 inline constexpr char kMagic[8] = {'k', 'v', 't', 'i', 'e', 'r', 'D', 'T'};
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 
 // Seeds every checksum of one store, so that records of an earlier store in the same place are garbage.
 struct StoreId {

@@ -197,7 +197,7 @@ void DiskStore::write_new_files() {
   check_space(files::allocated(slab_.get()));
   files::check(files::preallocate(slab_.get(), slab_bytes()),
                "cannot reserve " + in_mib(slab_bytes()) + " for " + path("slab"));
-  generations_ = std::make_unique<disk::Generations>(options_.dir, id_, options_.journal_entries);
+  generations_ = std::make_shared<disk::Generations>(options_.dir, id_, options_.journal_entries);
   generations_->create();
 
   const std::string fresh = path("table.new");
@@ -286,7 +286,7 @@ void DiskStore::reopen() {
   if (table_found < table_bytes()) note("table was cut: the records beyond are gone");
   check_space(files::allocated(slab_.get()) + files::allocated(table_.get()));
 
-  generations_ = std::make_unique<disk::Generations>(options_.dir, id_, options_.journal_entries);
+  generations_ = std::make_shared<disk::Generations>(options_.dir, id_, options_.journal_entries);
   files::check(files::remove(path("generations.new")), "cannot remove " + path("generations.new"));
   files::check(files::remove(path("table.new")), "cannot remove " + path("table.new"));
   const std::string damage = generations_->load();
@@ -320,12 +320,17 @@ void DiskStore::load_records(std::uint64_t table_found, std::uint64_t slab_found
   });
   // Before the slab is made whole again: zeros must not be taken for pages by a later opening.
   for (const Slot slot : lost) files::check(clear_record(slot), "cannot clear a record of " + path("table"));
+  // And before the generation is given out again: a loss of power must not bring them back.
+  if (!lost.empty()) files::check(files::sync_data(table_.get()), "cannot make " + path("table") + " durable");
 }
 
 void DiskStore::adopt_generations(const std::string& damage) {
   std::string wrong = damage;
   if (wrong.empty() && highest_journal_ > generations_->sequence()) wrong = "its end is missing";
-  if (wrong.empty()) return;
+  if (wrong.empty()) {
+    if (generations_->mended()) note("generations: one of its two copies was damaged; the other was right");
+    return;
+  }
   // It cannot be known what was invalidated, so everything is.
   generations_->restart(highest_generation_, highest_journal_);
   for (Entry& entry : entries_) {

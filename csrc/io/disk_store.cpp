@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <future>
 #include <numeric>
 #include <stdexcept>
 #include <system_error>
+#include <thread>
 
 namespace kvtier {
 namespace {
@@ -88,7 +90,37 @@ std::uint64_t DiskStore::checksum_for(Slot slot, const PageIdentity* identity) c
   return names(entry, *identity) ? entry.checksum : 0;
 }
 
-std::uint64_t DiskStore::invalidate(const std::uint8_t* space) { return generations_->advance(space); }
+// On a thread of its own, because a sync cannot be given up: on a device that hangs the caller does not.
+std::uint64_t DiskStore::invalidate(const std::uint8_t* space) {
+  const std::lock_guard one_at_a_time(invalidations_);
+  const auto hangs = [&]() -> std::system_error {
+    generations_->advance_here(space);
+    return {ETIMEDOUT, std::generic_category(), "cannot make " + path("generations") + " durable"};
+  };
+  if (invalidating_->load()) throw hangs();  // an earlier one has not come back
+  disk::Generations::Space copy{};
+  if (space != nullptr) std::copy_n(space, copy.size(), copy.begin());
+  std::promise<std::uint64_t> promise;
+  std::future<std::uint64_t> result = promise.get_future();
+  *invalidating_ = true;
+  std::thread worker([promise = std::move(promise), generations = generations_, busy = invalidating_, copy,
+                      all = space == nullptr]() mutable {
+    try {
+      const std::uint64_t generation = generations->advance(all ? nullptr : copy.data());
+      *busy = false;
+      promise.set_value(generation);
+    } catch (...) {
+      *busy = false;
+      promise.set_exception(std::current_exception());
+    }
+  });
+  if (result.wait_for(options_.sync_limit) != std::future_status::ready) {
+    worker.detach();
+    throw hangs();
+  }
+  worker.join();
+  return result.get();
+}
 
 void DiskStore::for_each_record(std::uint64_t table_bytes, const Visit& visit) const {
   const std::size_t record = footprint_.record_bytes;

@@ -16,6 +16,8 @@
 // Memory: 32 bytes per slot. On disk: see Footprint.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -45,6 +47,7 @@ struct DiskOptions {
   std::uint32_t world = 1;
   DirectIo direct = DirectIo::kAuto;
   std::uint32_t journal_entries = 4096;  // half of them: how many namespaces may be invalidated one by one
+  std::chrono::nanoseconds sync_limit = std::chrono::seconds(10);  // for an invalidation to become durable
 };
 
 // Bytes on disk: slots x (page_bytes + record_bytes) + fixed. Fixed is the table's header, the rest of its last block,
@@ -97,9 +100,9 @@ class DiskStore {
 
   std::uint64_t generation(const std::uint8_t* space) const { return generations_->of(space); }
   // Every record of `space` (32 bytes; null: of all namespaces) so far, and any written later with an older generation,
-  // is invalid. Returns the new generation, durable. Throws std::system_error when it could not be made durable: in
-  // force in this process, lost with it. After more than journal_entries / 2 namespaces were invalidated one by one,
-  // all generations rise together.
+  // is invalid. Returns the new generation, durable. Throws std::system_error when it could not be made durable, within
+  // sync_limit: in force in this process, lost with it. After more than journal_entries / 2 namespaces were invalidated
+  // one by one, all generations rise together.
   std::uint64_t invalidate(const std::uint8_t* space);
 
   struct Inventory {
@@ -148,11 +151,13 @@ class DiskStore {
   files::Fd slab_;
   files::Fd table_;
   disk::StoreId id_{};
-  std::unique_ptr<disk::Generations> generations_;
+  std::shared_ptr<disk::Generations> generations_;  // shared with an invalidation that hangs
+  std::shared_ptr<std::atomic<bool>> invalidating_ = std::make_shared<std::atomic<bool>>(false);
   std::size_t adopted_ = 0;
   std::string notes_;
 
-  std::mutex writing_;  // of records: scratch_, sequence_ and the order of table writes
+  std::mutex invalidations_;  // one at a time
+  std::mutex writing_;        // of records: scratch_, sequence_ and the order of table writes
   std::vector<std::byte> scratch_;
   std::uint64_t sequence_ = 0;
   mutable std::mutex mutex_;  // of entries_; never held during I/O

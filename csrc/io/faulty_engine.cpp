@@ -1,15 +1,22 @@
 #include "io/faulty_engine.hpp"
 
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <vector>
+
+#include "io/file_trace.hpp"
+#include "io/spoil.hpp"
 
 namespace kvtier {
 namespace {
 
 using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
+using Kind = FaultPlan::Kind;
 
 constexpr std::chrono::milliseconds kLook{1};  // how often a waiting reap() looks at what it holds back
 
@@ -20,28 +27,10 @@ class FaultyEngine final : public FileEngine {
 
   bool submit(const IoRequest& request) override {
     if (in_flight() >= kLimit) return false;
-    const std::optional<FaultPlan::Fault> fault = plan_->next(request.write);
-    if (!fault) return start(request);
-    switch (fault->kind) {
-      case FaultPlan::Kind::kError:
-        ended_.push_back({request.tag, -static_cast<std::int64_t>(fault->value)});
-        return true;
-      case FaultPlan::Kind::kShort: {
-        IoRequest shorter = request;
-        shorter.length -= std::min<std::size_t>(fault->value, request.length);
-        if (shorter.length > 0) return start(shorter);
-        ended_.push_back({request.tag, 0});
-        return true;
-      }
-      case FaultPlan::Kind::kFlip:
-        flips_.push_back({request, fault->value});
-        if (request.write) flip(flips_.back());
-        return start(request);
-      case FaultPlan::Kind::kDelay:
-        held_.push_back({request, plan_->released(), due(fault->value)});
-        return true;
-    }
-    return start(request);
+    if (request.write && plan_->has(Kind::kStale)) spoil::former().keep(request.fd, request.offset, request.length);
+    const std::optional<FaultPlan::Fault> fault =
+        plan_->next(request.write ? FaultPlan::On::kWrite : FaultPlan::On::kRead);
+    return fault ? submit_spoiled(request, *fault) : start(request);
   }
 
   void flush() override {
@@ -86,10 +75,60 @@ class FaultyEngine final : public FileEngine {
     std::uint64_t released;  // FaultPlan::released() when it was held back
     std::optional<steady_clock::time_point> due;
   };
-  struct Flip {
+  // What is to be done when the operation has ended.
+  struct Spoiled {
     IoRequest request;
-    std::uint64_t bit;
+    FaultPlan::Fault fault;
   };
+
+  bool submit_spoiled(const IoRequest& request, const FaultPlan::Fault& fault) {
+    IoRequest other = request;
+    switch (fault.kind) {
+      case Kind::kError:
+        return end(request, -static_cast<std::int64_t>(fault.value));
+      case Kind::kShort:
+        other.length -= std::min<std::size_t>(fault.value, request.length);
+        return other.length > 0 ? start(other) : end(request, 0);
+      case Kind::kFlip:
+        if (request.write) spoil::flip(request.buffer, request.length, fault.value);
+        spoiled_.push_back({request, fault});
+        return start(request);
+      case Kind::kDelay:
+        held_.push_back({request, plan_->released(), due(fault.value)});
+        return true;
+      case Kind::kTorn:
+        other.length = fault.value % request.length;
+        if (other.length == 0) return end(request, static_cast<std::int64_t>(request.length));
+        spoiled_.push_back({request, fault});
+        return start(other);
+      case Kind::kLost:
+        return end(request, static_cast<std::int64_t>(request.length));
+      case Kind::kMisdirected:
+        other.offset = spoil::astray(request.fd, request.offset, request.length, fault.value);
+        return start(other);
+      case Kind::kStale:
+        spoiled_.push_back({request, fault});
+        return start(request);
+      case Kind::kTornCrash:
+        if (request.write) tear(request);
+        [[fallthrough]];
+      case Kind::kCrash:
+        crash_now();
+    }
+    return start(request);
+  }
+
+  bool end(const IoRequest& request, std::int64_t result) {
+    ended_.push_back({request.tag, result});
+    return true;
+  }
+
+  // Half of it, in whole sectors, and what was submitted before: the process ends, the kernel goes on.
+  static void tear(const IoRequest& request) {
+    const std::size_t half = request.length / 2 / 512 * 512;
+    [[maybe_unused]] const auto written =
+        ::pwrite(request.fd, request.buffer, half, static_cast<off_t>(request.offset));
+  }
 
   static std::optional<steady_clock::time_point> due(std::uint64_t delay) {
     if (delay == FaultPlan::kForever) return std::nullopt;
@@ -98,6 +137,7 @@ class FaultyEngine final : public FileEngine {
 
   // Always true, so that an operation is counted once: what the real engine has no room for yet begins later.
   bool start(const IoRequest& request) {
+    if (request.write) trace::writes(request.fd, request.offset, request.buffer, request.length);
     if (!inner_->submit(request)) held_.push_back({request, plan_->released(), steady_clock::now()});
     return true;
   }
@@ -117,15 +157,15 @@ class FaultyEngine final : public FileEngine {
 
   void finish(IoResult& result) {
     const auto found =
-        std::find_if(flips_.begin(), flips_.end(), [&](const Flip& f) { return f.request.tag == result.tag; });
-    if (found == flips_.end()) return;
-    flip(*found);
-    flips_.erase(found);
-  }
-
-  static void flip(const Flip& flip) {
-    const std::uint64_t bit = flip.bit % (flip.request.length * 8);
-    flip.request.buffer[bit / 8] ^= static_cast<std::byte>(1u << (bit % 8));
+        std::find_if(spoiled_.begin(), spoiled_.end(), [&](const Spoiled& s) { return s.request.tag == result.tag; });
+    if (found == spoiled_.end()) return;
+    const auto& [request, fault] = *found;
+    if (fault.kind == Kind::kFlip) spoil::flip(request.buffer, request.length, fault.value);
+    if (fault.kind == Kind::kStale) {
+      spoil::former().restore(request.fd, request.offset, request.buffer, request.length, fault.value);
+    }
+    if (fault.kind == Kind::kTorn && result.result >= 0) result.result = static_cast<std::int64_t>(request.length);
+    spoiled_.erase(found);
   }
 
   std::unique_ptr<FileEngine> inner_;
@@ -134,37 +174,10 @@ class FaultyEngine final : public FileEngine {
   std::atomic<bool> woken_{false};
   std::vector<IoResult> ended_;
   std::vector<Held> held_;
-  std::vector<Flip> flips_;
+  std::vector<Spoiled> spoiled_;
 };
 
 }  // namespace
-
-void FaultPlan::add(const Fault& fault) {
-  std::lock_guard lock(mutex_);
-  faults_.push_back(fault);
-}
-
-void FaultPlan::clear() {
-  std::lock_guard lock(mutex_);
-  faults_.clear();
-}
-
-void FaultPlan::release() { ++released_; }
-
-std::optional<FaultPlan::Fault> FaultPlan::next(bool write) {
-  std::lock_guard lock(mutex_);
-  ++operations_;
-  ++counts_[static_cast<int>(On::kAny)];
-  ++counts_[static_cast<int>(write ? On::kWrite : On::kRead)];
-  for (const Fault& fault : faults_) {
-    if (fault.on == (write ? On::kRead : On::kWrite)) continue;
-    const std::uint64_t n = counts_[static_cast<int>(fault.on)];
-    if (n < fault.first || n - fault.first >= fault.count) continue;
-    ++fired_;
-    return fault;
-  }
-  return std::nullopt;
-}
 
 std::unique_ptr<FileEngine> make_faulty_engine(std::unique_ptr<FileEngine> inner, std::shared_ptr<FaultPlan> plan) {
   return std::make_unique<FaultyEngine>(std::move(inner), std::move(plan));

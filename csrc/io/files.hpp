@@ -1,5 +1,6 @@
 // The few file operations that the disk store is made of, each in one place so that a test can make the n-th of them
-// fail or end the process there. Functions that return int give 0 or -errno; the others throw std::system_error.
+// fail or end the process there (common/fault_plan.hpp), or have a log of them (io/file_trace.hpp). Functions that
+// return int give 0 or -errno; the others throw std::system_error.
 #pragma once
 
 #include <cstddef>
@@ -47,15 +48,5 @@ int remove(const std::string& path);  // an absent file is a success
 int preallocate(int fd, std::uint64_t bytes);
 
 void check(int rc, const std::string& what);  // throws what: <errno's text> for rc < 0
-
-// ---- for tests -----------------------------------------------------------------------------------------------------
-enum class Fault : std::uint8_t {
-  kError,      // the n-th operation fails with `error` and does nothing
-  kCrash,      // the process ends in place of the n-th operation
-  kTornCrash,  // the process ends in the middle of the n-th operation, if it is a write
-};
-void arm_fault(std::int64_t nth, Fault fault, int error);
-// Operations counted since arm_fault(); disarms.
-std::int64_t disarm_fault();
 
 }  // namespace kvtier::files

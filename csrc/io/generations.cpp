@@ -58,28 +58,43 @@ std::string Generations::load() {
     return "it has " + std::to_string(files::size(file_.get())) + " bytes, not " + std::to_string(bytes());
   }
   allocated_ = files::allocated(file_.get());
-  std::vector<JournalEntry> entries(capacity_);
-  const std::int64_t got = files::read_all(file_.get(), entries.data(), bytes(), 0);
-  if (got != static_cast<std::int64_t>(bytes())) return "it cannot be read";
+  std::vector<JournalEntry> copies[2];
+  for (int i = 0; i < 2; ++i) {
+    copies[i].resize(capacity_);
+    const std::size_t size = capacity_ * sizeof(JournalEntry);
+    const std::int64_t got = files::read_all(file_.get(), copies[i].data(), size, i * copy_bytes(capacity_));
+    if (got != static_cast<std::int64_t>(size)) {  // cannot be read, or is cut short: the other copy may do
+      copies[i].assign(capacity_, JournalEntry{});
+      mended_ = true;
+    }
+  }
+  return adopt(copies[0], copies[1]);
+}
 
+// An entry counts wherever it lies. Nothing is lost if no place is damaged in both copies and no number is missing
+// between the first and the last. Damaged in one and not written in the other: never completed, or never begun.
+std::string Generations::adopt(const std::vector<JournalEntry>& first, const std::vector<JournalEntry>& second) {
+  std::vector<std::uint64_t> found;
   std::string wrong;
-  bool ended = false;
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    const JournalEntry& entry = entries[i];
-    if (is_zero(entry)) {
-      ended = true;
-      continue;
+  for (std::size_t i = 0; i < capacity_; ++i) {
+    const bool here[] = {right(first[i]), right(second[i])};
+    for (int copy = 0; copy < 2; ++copy) {
+      if (!here[copy]) continue;
+      const JournalEntry& entry = copy == 0 ? first[i] : second[i];
+      apply(entry);
+      found.push_back(entry.sequence);
     }
-    const bool follows = !ended && (i == 0 || entry.sequence == sequence_ + 1);
-    if (!right(entry)) {
+    if (here[0] || here[1]) used_ = i + 1;
+    mended_ = mended_ || std::memcmp(&first[i], &second[i], sizeof(JournalEntry)) != 0;
+    if (!here[0] && !here[1] && !is_zero(first[i]) && !is_zero(second[i]))
       wrong = "entry " + std::to_string(i) + " is damaged";
-      ended = true;
-      continue;
-    }
-    if (!follows && wrong.empty()) wrong = "entry " + std::to_string(i) + " is out of order";
-    apply(entry);
-    sequence_ = std::max(sequence_.load(), entry.sequence);
-    used_ = i + 1;
+  }
+  if (mended_) used_ = capacity_;
+  if (found.empty()) return wrong.empty() ? "it is empty" : wrong;
+  std::sort(found.begin(), found.end());
+  sequence_ = found.back();
+  for (std::size_t i = 1; i < found.size(); ++i) {
+    if (found[i] > found[i - 1] + 1) wrong = "entry number " + std::to_string(found[i - 1] + 1) + " is missing";
   }
   return wrong;
 }
@@ -111,6 +126,7 @@ std::uint64_t Generations::highest() const {
 
 std::uint64_t Generations::advance(const std::uint8_t* space) {
   std::lock_guard one_at_a_time(writing_);
+  if (behind_.exchange(false)) used_ = capacity_;  // write all anew
   const std::uint64_t generation = (space ? of(space) : highest()) + 1;
   const JournalEntry made =
       entry(space ? JournalKind::kSpace : JournalKind::kMinimum, generation, space, sequence_ + 1);
@@ -125,13 +141,23 @@ std::uint64_t Generations::advance(const std::uint8_t* space) {
   return space ? of(space) : generation;
 }
 
+std::uint64_t Generations::advance_here(const std::uint8_t* space) {
+  behind_ = true;
+  const std::uint64_t generation = (space ? of(space) : highest()) + 1;
+  apply(entry(space ? JournalKind::kSpace : JournalKind::kMinimum, generation, space, 0));
+  return generation;
+}
+
 void Generations::append(const JournalEntry& made) {
   if (used_ == capacity_ || !file_.valid()) {
     apply(made);
     rewrite();
     return;
   }
-  files::check(files::write_all(file_.get(), &made, sizeof(made), used_ * sizeof(made)), "cannot write " + path());
+  for (const std::uint64_t copy : {std::uint64_t{0}, copy_bytes(capacity_)}) {
+    const std::uint64_t at = copy + used_ * sizeof(made);
+    files::check(files::write_all(file_.get(), &made, sizeof(made), at), "cannot write " + path());
+  }
   files::check(files::sync_data(file_.get()), "cannot make " + path() + " durable");
   sequence_ = made.sequence;
   ++used_;
@@ -157,7 +183,10 @@ void Generations::rewrite() {
   const std::string fresh = path() + ".new";
   files::Fd file = files::open(fresh, O_RDWR | O_CREAT | O_TRUNC);
   files::check(files::preallocate(file.get(), bytes()), "cannot reserve space for " + fresh);
-  files::check(files::write_all(file.get(), entries.data(), bytes(), 0), "cannot write " + fresh);
+  for (const std::uint64_t copy : {std::uint64_t{0}, copy_bytes(capacity_)}) {
+    files::check(files::write_all(file.get(), entries.data(), entries.size() * sizeof(JournalEntry), copy),
+                 "cannot write " + fresh);
+  }
   files::check(files::sync_data(file.get()), "cannot make " + fresh + " durable");
   files::check(files::rename_over(fresh, path()), "cannot put " + fresh + " in place");
   file_ = std::move(file);

@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "common/fault_plan.hpp"
 #include "io/file_engine.hpp"
 #include "io/files.hpp"
 
@@ -82,8 +83,9 @@ files::Fd trial_file(const std::string& dir, bool direct) {
   const std::string path = dir + "/probe." + std::to_string(::getpid()) + ".tmp";
   const int flags = O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC | (direct ? O_DIRECT : 0);
   ::unlink(path.c_str());  // of a crashed process that had our number
-  files::Fd file(::open(path.c_str(), flags, 0600));
-  const int error = file.valid() ? 0 : errno;
+  int error = -fault_of(FaultPlan::On::kOther);
+  files::Fd file(error == 0 ? ::open(path.c_str(), flags, 0600) : -1);
+  if (error == 0 && !file.valid()) error = errno;
   ::unlink(path.c_str());  // some file systems create the file and then refuse the flag
   if (error == EINVAL && direct) return file;
   if (error == EROFS) refuse(dir, "is on a read-only file system; expected a writable directory");
@@ -96,12 +98,10 @@ files::Fd trial_file(const std::string& dir, bool direct) {
 int trial_by_calls(int fd) {
   const Buffer out = trial_buffer(7);
   const Buffer in = trial_buffer(0);
-  const ssize_t written = ::pwrite(fd, out.get(), kTrial, kTrial);
-  if (written < 0) return -errno;
-  const ssize_t read = ::pread(fd, in.get(), kTrial, kTrial);
-  if (read < 0) return -errno;
-  const bool same = written == kTrial && read == kTrial && std::memcmp(in.get(), out.get(), kTrial) == 0;
-  return same ? 0 : -EBADMSG;
+  if (const int rc = files::write_all(fd, out.get(), kTrial, kTrial); rc < 0) return rc;
+  const std::int64_t read = files::read_all(fd, in.get(), kTrial, kTrial);
+  if (read < 0) return static_cast<int>(read);
+  return read == kTrial && std::memcmp(in.get(), out.get(), kTrial) == 0 ? 0 : -EBADMSG;
 }
 
 int run_one(FileEngine& engine, const IoRequest& request) {

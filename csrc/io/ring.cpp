@@ -12,6 +12,8 @@
 #include <cstring>
 #include <vector>
 
+#include "common/fault_plan.hpp"
+
 namespace kvtier {
 namespace {
 
@@ -111,6 +113,7 @@ Ring::~Ring() {
 }
 
 int Ring::register_buffers(std::byte* base, std::size_t bytes) {
+  if (const int rc = fault_of(FaultPlan::On::kMemory); rc < 0) return rc;  // it pins them
   std::vector<iovec> pieces;
   for (std::size_t done = 0; done < bytes; done += kPiece) {
     pieces.push_back({base + done, std::min(kPiece, bytes - done)});

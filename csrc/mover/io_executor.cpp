@@ -23,7 +23,28 @@ IoExecutor::IoExecutor(Scheduler& scheduler, HostArena& host, DiskStore& store, 
 }
 
 void IoExecutor::join() {
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  {
+    std::unique_lock lock(end_mutex_);
+    while (!end_.wait_for(lock, kTick, [this] { return ended_; }) && !blocked_) blocked_ = hangs(Clock::now());
+  }
+  if (!blocked_) return thread_.join();
+  stuck_.store(true);
+  thread_.detach();
+  scheduler_.abandon();
+}
+
+bool IoExecutor::hangs(Time now) const {
+  const Clock::rep since = blocking_since_.load();
+  return since != 0 && now - Time(Clock::duration(since)) >= options_.io_limit;
+}
+
+void IoExecutor::look(Time now) {
+  if (!hangs(now) || offline_) return;
+  const bool first =
+      go_offline("disk tier out of service: an operation on the table of " + store_.dir() + " has not returned (" +
+                 std::strerror(ETIMEDOUT) + "); its pages are misses until the store is opened again");
+  if (first) scheduler_.stall_disk();
 }
 
 IoStats IoExecutor::stats() const {
@@ -32,6 +53,13 @@ IoStats IoExecutor::stats() const {
 }
 
 void IoExecutor::run() {
+  serve();
+  const std::lock_guard lock(end_mutex_);
+  ended_ = true;
+  end_.notify_all();
+}
+
+void IoExecutor::serve() {
   std::string note;
   engine_ = options_.make_engine(&note);
   {
@@ -129,6 +157,7 @@ PageStatus IoExecutor::prepare(const Chunk& chunk, std::uint32_t page, std::uint
     return *expected == 0 ? PageStatus::kStale : PageStatus::kPending;
   }
   // The record goes before the first byte changes, so that no crash leaves a record over another page's bytes.
+  const Blocking here(*this);
   const int rc = store_.clear_record(to);
   if (rc < 0) note_health(false, "clearing the record of", to, rc);
   return rc < 0 ? PageStatus::kWriteError : PageStatus::kPending;
@@ -249,6 +278,7 @@ PageStatus IoExecutor::conclude_write(const Op& op, std::uint32_t i, std::int64_
   const Slot host = host_slot(op, i), disk = disk_slot(op, i);
   std::uint64_t sum = host_.checksum(host);
   if (sum == 0) sum = checksum(host_.page(host), host_.payload_bytes(), checksum_key(*identity));  // not gather's page
+  const Blocking here(*this);
   const int rc = store_.write_record(disk, identity, sum);
   if (rc == 0) return PageStatus::kOk;
   if (rc == -ESTALE) return PageStatus::kStale;  // invalidated meanwhile, the host page too; the disk is not to blame
@@ -296,13 +326,15 @@ void IoExecutor::note_health(bool ok, const char* what, Slot slot, std::int64_t 
              "); its pages are misses until the store is opened again");
 }
 
-void IoExecutor::go_offline(std::string warning) {
-  offline_ = true;
+// False: it was already.
+bool IoExecutor::go_offline(std::string warning) {
+  if (offline_.exchange(true)) return false;
   {
     const std::lock_guard lock(stats_mutex_);
     stats_.warning = std::move(warning);
   }
   scheduler_.take_disk_offline();
+  return true;
 }
 
 }  // namespace kvtier

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -45,9 +46,15 @@ class IoExecutor {
  public:
   IoExecutor(Scheduler& scheduler, HostArena& host, DiskStore& store, IoOptions options);
   ~IoExecutor() { join(); }
-  void join();  // after the scheduler was closed
+  // After the scheduler was closed. Comes back also when the thread does not (blocked()).
+  void join();
   // After join(): an operation never returned, so the arena and the file must stay for as long as the process does.
   bool stuck() const { return stuck_.load(); }
+  // After join(): the thread hangs in a file operation of the store, and may use this object when it comes back.
+  bool blocked() const { return blocked_; }
+  // From any thread: takes the disk out of service if the I/O thread hangs, since it cannot see that itself. A page's
+  // I/O is asynchronous and watched by that thread, but a record's is not.
+  void look(Time now);
   IoStats stats() const;
 
  private:
@@ -68,7 +75,20 @@ class IoExecutor {
     Time started{};
   };
 
+  // Marks a file operation of the store, which holds the thread for as long as it takes.
+  class Blocking {
+   public:
+    explicit Blocking(IoExecutor& executor) : executor_(executor) {
+      executor_.blocking_since_ = Clock::now().time_since_epoch().count();
+    }
+    ~Blocking() { executor_.blocking_since_ = 0; }
+
+   private:
+    IoExecutor& executor_;
+  };
+
   void run();
+  void serve();
   bool fill();
   void start(const Chunk& chunk);
   PageStatus prepare(const Chunk& chunk, std::uint32_t page, std::uint64_t* expected);
@@ -85,7 +105,8 @@ class IoExecutor {
   void check_hung(Time now);
   void abandon();
   void note_health(bool ok, const char* what, Slot slot, std::int64_t result);
-  void go_offline(std::string warning);
+  bool hangs(Time now) const;
+  bool go_offline(std::string warning);
 
   Slot host_slot(const Op& op, std::uint32_t i) const;
   Slot disk_slot(const Op& op, std::uint32_t i) const;
@@ -99,8 +120,13 @@ class IoExecutor {
   std::vector<std::uint32_t> free_;
   std::vector<std::uint32_t> queued_;
   DiskHealth health_;
-  bool offline_ = false;
+  std::atomic<bool> offline_{false};
   std::atomic<bool> stuck_{false};
+  std::atomic<Clock::rep> blocking_since_{0};  // 0: it does not
+  bool blocked_ = false;
+  std::mutex end_mutex_;
+  std::condition_variable end_;
+  bool ended_ = false;
   mutable std::mutex stats_mutex_;
   IoStats stats_;
   std::thread thread_;

@@ -203,9 +203,32 @@ void Ledger::take_disk_offline(Time now) {
   }
 }
 
+void Ledger::stall_disk(Time now) {
+  for (std::size_t i = live_.size(); i-- > 0;) {
+    Transfer& t = *live_[i];
+    const bool there = std::any_of(t.hops, t.hops + t.hop_count,
+                                   [](const Hop& hop) { return is_disk(hop.lane) && hop.in_flight != 0; });
+    if (there) end(t, PageStatus::kOverdue, now);
+  }
+  take_disk_offline(now);
+}
+
 void Ledger::close(Time now) {
   closed_ = true;
   for (std::size_t i = live_.size(); i-- > 0;) end(*live_[i], PageStatus::kCancelled, now);
+}
+
+void Ledger::abandon(Time now) {
+  abandoned_ = true;
+  for (std::size_t i = live_.size(); i-- > 0;) {
+    Transfer& t = *live_[i];
+    for (int h = 0; h < t.hop_count; ++h) {
+      for (std::uint32_t page = 0; page < t.count; ++page) {
+        if (t.at(h, page) == PageStatus::kPending) mark(t, h, page, PageStatus::kCancelled);
+      }
+    }
+    conclude(t, now);
+  }
 }
 
 // ---- pages -------------------------------------------------------------------------------------------------------
@@ -380,6 +403,7 @@ bool Ledger::next_report(Completion* out, Time now) {
 }
 
 void Ledger::retire(Transfer* t) {
+  if (abandoned_) return;  // whoever hangs may still look at it
   t->fence.reset();
   if (spare_.size() < kSpareTransfers && t->count <= kSparePages) {
     spare_.push_back(t);

@@ -57,7 +57,10 @@ class Ledger {
   void release_bytes(Lane lane, std::size_t pages) { lanes_[index_of(lane)].in_flight -= pages * page_bytes(lane); }
   void end(Transfer& transfer, PageStatus why, Time now);  // no further hop of it starts
   void take_disk_offline(Time now);                        // queued and future disk hops fail at once
+  void stall_disk(Time now);                               // the same, and what is under way there is overdue
   void close(Time now);                                    // cancels all, refuses more
+  // Once closed: settles what is under way as cancelled. Whoever has it may still look at it, but finish it no more.
+  void abandon(Time now);
 
   bool has_reports() const { return first_listed_ != nullptr; }
   std::uint64_t reports() const { return reports_; }  // listed since construction
@@ -66,6 +69,7 @@ class Ledger {
   std::size_t pending() const { return by_ticket_.size(); }  // not yet reported to their end
   bool knows(Ticket ticket) const { return by_ticket_.contains(ticket); }
   bool closed() const { return closed_; }
+  bool abandoned() const { return abandoned_; }
   bool offline() const { return offline_; }
   LaneStats stats(Lane lane) const;
   std::size_t page_bytes(Lane lane) const {
@@ -111,6 +115,7 @@ class Ledger {
   Time next_deadline_ = kNever;
   bool offline_ = false;
   bool closed_ = false;
+  bool abandoned_ = false;
   Transfer* first_listed_ = nullptr;
   Transfer* last_listed_ = nullptr;
   std::uint64_t reports_ = 0;

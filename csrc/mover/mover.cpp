@@ -70,7 +70,9 @@ void Mover::check(const MoverOptions& options) const {
   }
 }
 
-Mover::~Mover() { close(); }
+Mover::~Mover() {
+  if (!close() && parts_->io && parts_->io->blocked()) static_cast<void>(parts_.release());  // its thread may come back
+}
 
 Mover::Parts& Mover::parts() const {
   if (process_ != ::getpid())
@@ -88,6 +90,12 @@ bool Mover::close() {
   if (parts_->streams) parts_->streams->join();
   if (parts_->io) parts_->io->join();
   return !(parts_->io && parts_->io->stuck()) && !(parts_->streams && parts_->streams->stuck());
+}
+
+std::size_t Mover::poll(std::vector<Completion>* out) {
+  Parts& p = parts();
+  if (p.io) p.io->look(Clock::now());
+  return p.scheduler.poll(out);
 }
 
 Submit Mover::submit(Order order, std::uintptr_t stream) {

@@ -57,7 +57,7 @@ class Mover {
   bool promote(Ticket ticket, Priority priority, Time deadline) {
     return parts().scheduler.promote(ticket, priority, deadline);
   }
-  std::size_t poll(std::vector<Completion>* out) { return parts().scheduler.poll(out); }
+  std::size_t poll(std::vector<Completion>* out);
   bool wait(std::chrono::nanoseconds timeout, std::uint64_t seen);
   std::uint64_t reports() const { return parts().scheduler.reports(); }
   int fd() const { return parts().scheduler.fd(); }

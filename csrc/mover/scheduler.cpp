@@ -194,6 +194,7 @@ bool Scheduler::closed() const {
 void Scheduler::finish(Transfer& transfer, int hop, std::span<const std::uint32_t> pages, const PageStatus* status,
                        bool release_bytes) {
   const std::lock_guard lock(mutex_);
+  if (ledger_.abandoned()) return;
   if (release_bytes) ledger_.release_bytes(transfer.hops[hop].lane, pages.size());
   ledger_.finish(transfer, hop, pages, status, Clock::now());
   announce();
@@ -201,6 +202,7 @@ void Scheduler::finish(Transfer& transfer, int hop, std::span<const std::uint32_
 
 void Scheduler::stalled(Transfer& transfer, Lane lane, std::size_t pages) {
   const std::lock_guard lock(mutex_);
+  if (ledger_.abandoned()) return;
   ledger_.release_bytes(lane, pages);
   ledger_.end(transfer, PageStatus::kOverdue, Clock::now());
   announce();
@@ -209,6 +211,18 @@ void Scheduler::stalled(Transfer& transfer, Lane lane, std::size_t pages) {
 void Scheduler::take_disk_offline() {
   const std::lock_guard lock(mutex_);
   ledger_.take_disk_offline(Clock::now());
+  announce();
+}
+
+void Scheduler::stall_disk() {
+  const std::lock_guard lock(mutex_);
+  ledger_.stall_disk(Clock::now());
+  announce();
+}
+
+void Scheduler::abandon() {
+  const std::lock_guard lock(mutex_);
+  ledger_.abandon(Clock::now());
   announce();
 }
 

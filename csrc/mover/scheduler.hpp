@@ -57,6 +57,8 @@ class Scheduler {
               bool release_bytes = true);
   void stalled(Transfer& transfer, Lane lane, std::size_t pages);  // an I/O hangs: stop waiting for it, not owning it
   void take_disk_offline();
+  void stall_disk();  // the executor of the disk's lanes hangs as a whole
+  void abandon();     // and will not come back before the end: settles what it holds; what it still says is not heard
 
  private:
   void announce();  // wakes whoever has something to do now; call with the lock held

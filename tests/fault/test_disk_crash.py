@@ -55,14 +55,16 @@ def life(done):
         os.write(done, b"e")
 
 points = 0
-for kind in (_core.FileFault.CRASH, _core.FileFault.TORN_CRASH):
+for kind in (_core.FaultPlan.Kind.CRASH, _core.FaultPlan.Kind.TORN_CRASH):
     for n in range(1, 500):
         for path in folder.iterdir():
             path.unlink()
         reader, writer = os.pipe()
         victim = os.fork()
         if victim == 0:
-            _core.arm_file_fault(n, kind)
+            plan = _core.FaultPlan()
+            plan.add(kind, n)
+            _core.use_faults(plan)
             life(writer)
             os._exit(0)
         os.close(writer)

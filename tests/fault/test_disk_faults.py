@@ -26,6 +26,9 @@ from disk_kit import (
 from kvtier import _core
 from kvtier.config import ConfigError
 
+Kind = _core.FaultPlan.Kind
+COPY = 4096  # where the journal's second copy begins
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
@@ -36,7 +39,15 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def disarmed() -> Iterator[None]:
     yield
-    _core.disarm_file_fault()
+    _core.use_faults(None)
+
+
+def fail_at(nth: int, error: int) -> _core.FaultPlan:
+    """Make the n-th file operation from here on fail."""
+    plan = _core.FaultPlan()
+    plan.add(_core.FaultPlan.Kind.ERROR, nth, error)
+    _core.use_faults(plan)
+    return plan
 
 
 def filled(folder: Path, slots: int = SLOTS) -> None:
@@ -175,13 +186,45 @@ class TestJournal:
     @pytest.mark.parametrize("at", [*range(64, 128, 9), 127, 200])
     def test_a_damaged_entry_drops_all(self, folder: Path, at: int) -> None:
         good = self.invalidated(folder)
-        change(folder / "generations", at, bytes([good[at] ^ 0x40]))
+        for copy in (0, COPY):
+            change(folder / "generations", copy + at, bytes([good[at] ^ 0x40]))
         self.check(folder)
+
+    @pytest.mark.parametrize("copy", [0, COPY])
+    @pytest.mark.parametrize("damage", [bytes(COPY), b"\xff" * COPY, b"\x01"])
+    def test_one_of_its_two_copies_is_enough(self, folder: Path, copy: int, damage: bytes) -> None:
+        self.invalidated(folder)
+        change(folder / "generations", copy, damage)
+        for attempt in range(2):
+            with make(folder) as store:
+                assert set(held(store)) == {1, 2}
+                assert not served(store, 0, 0)
+                assert ("one of its two copies was damaged" in store.notes) == (attempt == 0)
+                assert store.invalidate(SPACE_B) == attempt + 1  # writes both anew
+                put(store, 2, 2, SPACE_B, attempt + 1)
+
+    @pytest.mark.parametrize("on_copy", [1, 2])
+    @pytest.mark.parametrize("kind", [Kind.LOST, Kind.TORN, Kind.FLIP, Kind.MISDIRECTED])
+    def test_an_invalidation_outlives_a_write_that_never_arrived(
+        self, folder: Path, kind: _core.FaultPlan.Kind, on_copy: int
+    ) -> None:
+        with make(folder) as store:
+            put(store, 0, 0)
+            plan = _core.FaultPlan()
+            plan.add(kind, on_copy, 40, on=_core.FaultPlan.On.WRITE)
+            _core.use_faults(plan)
+            assert store.invalidate(SPACE_A) == 1
+            _core.use_faults(None)
+            assert plan.fired == 1
+        with make(folder) as store:
+            assert store.generation(SPACE_A) >= 1
+            assert held(store) == {}
 
     @pytest.mark.parametrize("size", [64, 10])
     def test_an_entry_that_became_zeros_is_noticed(self, folder: Path, size: int) -> None:
         self.invalidated(folder)
-        change(folder / "generations", 64, bytes(size))
+        for copy in (0, COPY):
+            change(folder / "generations", copy + 64, bytes(size))
         self.check(folder)
 
     def test_a_missing_journal_drops_all(self, folder: Path) -> None:
@@ -200,13 +243,13 @@ class TestJournal:
     def test_an_invalidation_that_cannot_be_durable_says_so_and_holds_here(self, folder: Path) -> None:
         with make(folder) as store:
             put(store, 0, 0)
-            _core.arm_file_fault(2, _core.FileFault.ERROR, errno.EIO)  # the sync after the write
+            fail_at(3, errno.EIO)  # the sync after the two writes
             with pytest.raises(OSError, match=r"cannot make .*/generations durable") as failed:
                 store.invalidate(SPACE_A)
             assert failed.value.errno == errno.EIO
             assert not served(store, 0, 0)
             assert store.generation(SPACE_A) == 1
-            _core.disarm_file_fault()
+            _core.use_faults(None)
             assert store.invalidate(SPACE_B) == 1  # the next one makes both durable
         with make(folder) as store:
             assert (store.generation(SPACE_A), store.generation(SPACE_B)) == (1, 1)
@@ -253,13 +296,13 @@ def test_every_file_operation_may_fail_and_the_store_can_be_opened_again(tmp_pat
     for n in range(1, 500):
         (tmp_path / str(n)).mkdir()
         with disk_folder(tmp_path / str(n)) as folder:
-            _core.arm_file_fault(n, _core.FileFault.ERROR, error)
+            plan = fail_at(n, error)
             try:
                 life(folder)
             except (OSError, ConfigError, AssertionError):
                 failures += 1
             finally:
-                fired = _core.disarm_file_fault() >= n
+                _core.use_faults(None)
             left = {path.name for path in folder.iterdir()}
             assert "table" in left or not left, f"operation {n} left {left}"
             with make(folder, journal_entries=4) as store:
@@ -270,7 +313,7 @@ def test_every_file_operation_may_fail_and_the_store_can_be_opened_again(tmp_pat
                 assert put(store, 5, 5, SPACE_A, generation) == 0
             with make(folder, journal_entries=4) as store:
                 assert 5 in held(store)
-        if not fired:
+        if not plan.fired:
             break
     else:
         pytest.fail("never clean")

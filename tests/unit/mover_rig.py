@@ -45,8 +45,9 @@ class Rig:
         self.memory = np.zeros((slots, payload), np.uint8)
         self.device = _core.DevicePool([(self.memory.ctypes.data, payload, payload)], slots)
         self.host = _core.HostArena(slots, payload)
-        self.disk = _core.DiskStore(str(directory), slots, payload, LABEL_BYTES, bytes(32)) if disk else None
-        self.faults = _core.FaultPlan()
+        journal = {"journal_entries": options.pop("journal_entries", 64)}
+        self.disk = _core.DiskStore(str(directory), slots, payload, LABEL_BYTES, bytes(32), **journal) if disk else None
+        self.faults = options.pop("faults", None) or _core.FaultPlan()
         pools = [
             None if pool is None else SimpleNamespace(native=pool, cuda=None)
             for pool in (self.device, self.host, self.disk)

@@ -1,0 +1,37 @@
+#include "copy/memory.hpp"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstdint>
+
+#include "common/fault_plan.hpp"
+
+namespace kvtier::memory {
+
+Mapping::~Mapping() {
+  if (base_ != nullptr) munmap(base_, bytes_);
+}
+
+int Mapping::map(std::size_t bytes, std::size_t alignment) {
+  if (const int rc = fault_of(FaultPlan::On::kMemory); rc < 0) return rc;
+  const std::size_t reach = bytes + alignment;  // enough to hold an aligned mapping
+  void* got = mmap(nullptr, reach, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (got == MAP_FAILED) return -errno;
+  auto* start = static_cast<std::byte*>(got);
+  const std::size_t skip = (alignment - reinterpret_cast<std::uintptr_t>(start) % alignment) % alignment;
+  if (skip != 0) munmap(start, skip);
+  if (skip != alignment) munmap(start + skip + bytes, alignment - skip);
+  Mapping mine;
+  mine.base_ = start + skip;
+  mine.bytes_ = bytes;
+  *this = std::move(mine);
+  return 0;
+}
+
+int advise(std::byte* base, std::size_t bytes, int advice) {
+  if (const int rc = fault_of(FaultPlan::On::kMemory); rc < 0) return rc;
+  return madvise(base, bytes, advice) == 0 ? 0 : -errno;
+}
+
+}  // namespace kvtier::memory
