@@ -6,10 +6,11 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 OUT ?= out
 SEEDS ?= 4200
 MINUTES ?= 0
+FUZZ_SECONDS ?= 20
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.kvtier-ready
-CXX_SOURCES = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.hpp' 'tests/cpp/*.cpp' 'tests/cpp/*.hpp' 'csrc/*.cu')
+CXX_SOURCES = $(shell git ls-files 'csrc/*.[ch]pp' 'csrc/*.cu' 'tests/cpp/*.[ch]pp' 'tests/fuzz/*.[ch]pp')
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
@@ -18,7 +19,8 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 help:  ## say what there is to make
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "Variables: PYTHON=$(PYTHON) (3.11 or later), VENV=$(VENV), JOBS=$(JOBS), TORCH=<another build of torch>"
+	@echo "Variables: PYTHON=$(PYTHON) (3.11 or later), VENV=$(VENV), JOBS=$(JOBS), TORCH=<another build of torch>,"
+	@echo "  FUZZ_SECONDS=$(FUZZ_SECONDS) (for each fuzz target)"
 
 setup: $(READY)  ## make $(VENV) from the pinned requirements; needs a C++20 compiler
 
@@ -42,12 +44,16 @@ test: build  ## run all tests, Python's and C++'s
 soak: build  ## tell SEEDS simulated stories, or as many as MINUTES allow; counts go to $(OUT)/soak.json
 	$(BIN)/python tests/property/soak.py --seeds $(SEEDS) --minutes $(MINUTES) --out $(OUT)/soak.json
 
-sanitize: $(READY)  ## run the C++ tests under ASan+UBSan and under TSan
+sanitize: $(READY)  ## run the C++ tests under ASan+UBSan and under TSan, and the fuzz targets
 	@for kind in address,undefined thread; do \
-	  cmake -S . -B build/sanitize-$${kind%%,*} -G Ninja -DKVTIER_PYTHON=OFF -DKVTIER_TESTS=ON -DKVTIER_WERROR=ON \
-	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVTIER_SANITIZE=$$kind --log-level=WARNING && \
-	  cmake --build build/sanitize-$${kind%%,*} -j $(JOBS) && \
-	  echo "kvtier_tests under $$kind" && build/sanitize-$${kind%%,*}/kvtier_tests || exit 1; \
+	  dir=build/sanitize-$${kind%%,*}; fuzz=$$(test $$kind = thread && echo OFF || echo ON); \
+	  cmake -S . -B $$dir -G Ninja -DKVTIER_PYTHON=OFF -DKVTIER_TESTS=ON -DKVTIER_WERROR=ON -DKVTIER_FUZZ=$$fuzz \
+	    -DKVTIER_SANITIZE=$$kind --log-level=WARNING && cmake --build $$dir -j $(JOBS) || exit 1; \
+	  test -x $$dir/kvtier_tests || { echo "C++ tests skipped: no doctest (Debian: doctest-dev)"; continue; }; \
+	  echo "kvtier_tests under $$kind"; $$dir/kvtier_tests || exit 1; \
+	done
+	@for target in $$(build/sanitize-address/kvtier_fuzz --list); do \
+	  build/sanitize-address/kvtier_fuzz --seconds $(FUZZ_SECONDS) $$target || exit 1; \
 	done
 
 bench: build  ## measure time to first token in under five minutes; results go to $(OUT)

@@ -23,6 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvtier import _core
 from kvtier._core import NO_NODE, NO_SLOT, PageStatus, Tier
+from kvtier.content import label_words
+from kvtier.namespace import DIGEST_BYTES
 
 __all__ = [
     "NO_NODE",
@@ -120,8 +122,9 @@ def memory_bound(slots: int, tiers: int, label_bytes: int) -> int:
 class Catalog:
     """One trie of blocks over the owned ``tiers``, fastest first. All memory is allocated here; see ``memory_bytes``.
 
-    ``labels="token"`` names a block by its ``block_size`` token ids, compared in full; ``"hash"`` by an engine's
-    32-byte cryptographic hash. An engine's own (foreign) tier is simply not listed.
+    ``labels="token"`` names a block by its ``block_size`` token ids, compared in full; ``"content"`` by these and the
+    digest of the media among them (:mod:`kvtier.content`); ``"hash"`` by an engine's 32-byte cryptographic hash. An
+    engine's own (foreign) tier is simply not listed.
     """
 
     def __init__(
@@ -129,11 +132,11 @@ class Catalog:
         tiers: Sequence[TierSpec],
         *,
         block_size: int,
-        labels: Literal["token", "hash"] = "token",
+        labels: Literal["token", "content", "hash"] = "token",
         max_nodes: int | None = None,
     ) -> None:
-        if labels not in ("token", "hash"):
-            raise ValueError(f"labels: {labels!r} is not known; 'token' and 'hash' are")
+        if labels not in ("token", "content", "hash"):
+            raise ValueError(f"labels: {labels!r} is not known; 'token', 'content' and 'hash' are")
         if not 1 <= block_size <= 1 << 18:
             raise ValueError(f"block_size: {block_size} is out of range; 1 to 262144 tokens are accepted")
         for spec in tiers:
@@ -146,13 +149,11 @@ class Catalog:
         self.tiers = tuple(tiers)
         self.block_size = block_size
         self.labels = labels
-        self._words = block_size if labels == "token" else 0
+        self._words = {"token": block_size, "content": label_words(block_size), "hash": 8}[labels]
         self._native = _core.Catalog(
-            [(int(spec.tier), spec.slots, spec.policy) for spec in tiers],
-            block_size * 4 if labels == "token" else 32,
-            max_nodes,
+            [(int(spec.tier), spec.slots, spec.policy) for spec in tiers], 4 * self._words, max_nodes
         )
-        self.identity_bytes: int = _core.identity_bytes(block_size * 4 if labels == "token" else 32)
+        self.identity_bytes: int = _core.identity_bytes(4 * self._words)
 
     @property
     def memory_bytes(self) -> int:
@@ -175,9 +176,9 @@ class Catalog:
         """Find the longest unbroken prefix of ``labels`` that is ready in any tier, and lease ``[start, hit)`` to
         ``request``.
 
-        ``labels``: uint32 ``[n * block_size]`` (token mode) or uint8 ``[n, 32]`` (hash mode). Blocks before ``start``
-        are held by the engine already: they are only walked and touched. ``limit`` caps ``hit``. Replaces what an
-        earlier match of the request still holds.
+        ``labels``: uint32 ``[n * block_size]`` (token mode), uint32 ``[n, label_words]`` (content) or uint8
+        ``[n, 32]`` (hash). Blocks before ``start`` are held by the engine already: they are only walked and touched.
+        ``limit`` caps ``hit``. Replaces what an earlier match of the request still holds.
         """
         hit, nodes, tiers, slots, filling = self._native.match(
             list(roots),
@@ -355,11 +356,14 @@ class Catalog:
             raise AssertionError(wrong)
 
     def _labels(self, labels: ArrayLike) -> NDArray[np.uint8]:
-        if self._words == 0:
-            hashes = np.ascontiguousarray(labels)
-            if hashes.dtype != np.uint8 or hashes.ndim != 2 or hashes.shape[1] != 32:
-                raise ValueError(f"labels: {hashes.dtype} {hashes.shape} given; uint8 [n, 32] hashes are needed")
-            return hashes.reshape(-1)
+        if self.labels != "token":
+            # In two dimensions only, so that bare token ids never pass for labels that say more.
+            rows = np.ascontiguousarray(labels)
+            shape = (np.uint8, DIGEST_BYTES) if self.labels == "hash" else (np.uint32, self._words)
+            if rows.dtype != shape[0] or rows.ndim != 2 or rows.shape[1] != shape[1]:
+                kind = np.dtype(shape[0]).name
+                raise ValueError(f"labels: {rows.dtype} {rows.shape} given; {kind} [n, {shape[1]}] is needed")
+            return rows.reshape(-1).view(np.uint8)
         tokens = _ids("labels", labels)
         if tokens.size % self._words:
             raise ValueError(

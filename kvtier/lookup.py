@@ -1,5 +1,5 @@
 """Lookup: from what a request names to its place in the catalog — salt and adapter to a namespace, that to a root, and
-tokens to the blocks below it."""
+content to the blocks below it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtier.catalog import Catalog, Match, Residency, Tier
-from kvtier.sequence import Sequence, Slots, TokenIds
+from kvtier.sequence import Sequence, Slots
 
 if TYPE_CHECKING:
+    from kvtier.content import Content
     from kvtier.messages import DataPlane
     from kvtier.namespace import Namespace
 
@@ -22,7 +23,7 @@ SCRATCH = 1
 
 
 class Lookup:
-    """The one way from names to nodes, so that no path can leave a salt or an adapter out."""
+    """The one way from names to nodes, so that no path can leave a salt, an adapter or an image out."""
 
     def __init__(self, catalog: Catalog, plane: DataPlane, namespace: Namespace, block_size: int) -> None:
         self._catalog = catalog
@@ -38,9 +39,6 @@ class Lookup:
         except OverflowError:
             return None
 
-    def whole_blocks(self, tokens: TokenIds) -> TokenIds:
-        return tokens[: len(tokens) // self._block * self._block]
-
     def match(self, sequence: Sequence, limit: int | None = None) -> Match:
         """Lease to the sequence the cached prefix of its tokens, of at most ``limit`` blocks, the last token never in
         it: that one is always left to compute."""
@@ -48,7 +46,7 @@ class Lookup:
         sequence.cacheable = root is not None
         if root is None:
             return Match.nothing()
-        labels = sequence.labels(0, (sequence.num_tokens - 1) // self._block, self._block)
+        labels = sequence.content.labels(0, (sequence.num_tokens - 1) // self._block, self._block)
         return self._catalog.match([root], labels, 0, sequence.request, limit)
 
     def index(self, sequence: Sequence, last: int) -> Slots:
@@ -62,7 +60,7 @@ class Lookup:
         if parent is None:
             return none
         first = sequence.cached
-        nodes = self._catalog.insert(parent, sequence.labels(first, last, self._block), sequence.request)
+        nodes = self._catalog.insert(parent, sequence.content.labels(first, last, self._block), sequence.request)
         if not len(nodes):
             return none
         slots = sequence.table[first : first + len(nodes)]
@@ -71,21 +69,21 @@ class Lookup:
         sequence.nodes = np.concatenate([sequence.nodes, nodes])
         return np.ascontiguousarray(nodes[adopted])
 
-    def locate(self, space: bytes, tokens: TokenIds) -> dict[str, int]:
+    def locate(self, space: bytes, content: Content) -> dict[str, int]:
         """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""
         root = self.root(space)
-        counts = self._catalog.peek([root], self.whole_blocks(tokens)) if root is not None else (0,) * len(Tier)
+        counts = self._catalog.peek([root], content.whole(self._block)) if root is not None else (0,) * len(Tier)
         return {tier.name.lower(): counts[tier] * self._block for tier in Tier if counts[tier]}
 
-    def evict(self, tier: Tier, space: bytes, tokens: TokenIds) -> Slots:
+    def evict(self, tier: Tier, space: bytes, content: Content) -> Slots:
         """Drop the cached prefix's pages that nobody uses from ``tier``; returns the slots that are free by it."""
-        root, labels = self.root(space), self.whole_blocks(tokens)
+        root, labels = self.root(space), content.whole(self._block)
         if root is None:
             return np.empty(0, np.uint32)
         found = self._catalog.match([root], labels, 0, SCRATCH).hit
         self._catalog.release(SCRATCH)  # a match pins its pages; an insert keeps no more than the nodes alive
         with self._catalog.lease(SCRATCH):
-            nodes = self._catalog.insert(root, labels[: found * self._block], SCRATCH)
+            nodes = self._catalog.insert(root, labels[:found], SCRATCH)
             slots, before = self._catalog.state(nodes)
             self._catalog.drop(tier, nodes)
             after = self._catalog.state(nodes)[1]

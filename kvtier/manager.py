@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier.catalog import Catalog, Tier, TierSpec
+from kvtier.content import Content, as_media
 from kvtier.costmodel import CostModel
 from kvtier.loading import Loader
 from kvtier.lookup import SCRATCH, Lookup
@@ -29,7 +30,7 @@ from kvtier.placement import Placement
 from kvtier.policy import LoadPolicy
 from kvtier.prefetch import Prefetched, Prefetcher
 from kvtier.profile import Profile
-from kvtier.sequence import ComputedBlocks, Loaded, Sequence, Slots, State, as_tokens
+from kvtier.sequence import ComputedBlocks, Loaded, Sequence, Slots, State
 from kvtier.stats import CacheStats, Counts
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from kvtier.config import CacheConfig
+    from kvtier.content import Media
     from kvtier.geometry import KVGeometry
     from kvtier.namespace import Namespace
     from kvtier.tiers.device import DevicePool
@@ -81,6 +83,7 @@ class CacheManager:
             self.catalog = Catalog(
                 [TierSpec(tier, hello.capacity[tier], policies.get(tier, "lru")) for tier in self._tiers],
                 block_size=self._block,
+                labels="content",
                 max_nodes=max_nodes,
             )
             self._device_slots = hello.capacity[Tier.DEVICE]
@@ -110,17 +113,20 @@ class CacheManager:
         *,
         salt: str | None = None,
         adapter: bytes | None = None,
+        media: Iterable[Media] = (),
     ) -> ComputedBlocks:
         """Find the longest cached prefix of ``tokens`` and hold it for this request.
 
-        ``salt`` separates tenants; ``adapter`` is the digest of a LoRA adapter's content: KV is shared only among
+        ``salt`` separates tenants; ``adapter`` is the digest of a LoRA adapter's content; ``media`` are the images and
+        the like among the tokens, each ``(start, length, digest)``: the position of its first placeholder token, how
+        many there are, and 32 bytes over its whole content and the processor's settings. KV is shared only among
         requests with equal ones. At least one token is always left to compute. Asking again before ``allocate_slots``
         replaces the answer; asking for a request that has slots is a ValueError.
         """
         if self._closed:
             raise ValueError(f"get_computed_blocks: request {request_id!r} came after close; accepted: nothing")
-        ids = as_tokens(tokens)
-        if not len(ids):
+        content = Content(tokens, media)
+        if not len(content):
             raise ValueError(f"tokens: request {request_id!r} has none; accepted: one or more token ids")
         known = self._sequences.get(request_id)
         if known is not None and known.state is not State.MATCHED:
@@ -130,10 +136,9 @@ class CacheManager:
         space = self._lookup.space(salt, adapter)
         if known is not None:
             self.free(request_id)
-        sequence = Sequence(request_id, next(self._numbers), space)
-        sequence.append(ids)
+        sequence = Sequence(request_id, next(self._numbers), space, content)
         self._counts.requests += 1
-        self._counts.tokens_asked += len(ids)
+        self._counts.tokens_asked += len(content)
         return self._match(sequence)
 
     def _match(self, sequence: Sequence) -> ComputedBlocks:
@@ -186,9 +191,12 @@ class CacheManager:
         """Device slots of the request's blocks in order, uint32 [blocks]. Not final while the request loads."""
         return self._loader.table(self._known(request_id))
 
-    def append_tokens(self, request_id: str, tokens: Iterable[int] | npt.NDArray[np.integer]) -> None:
-        """Tell the tokens that were generated; their blocks can be cached once computed."""
-        self._known(request_id).append(as_tokens(tokens))
+    def append_tokens(
+        self, request_id: str, tokens: Iterable[int] | npt.NDArray[np.integer], *, media: Iterable[Media] = ()
+    ) -> None:
+        """Tell the tokens that were generated, or that follow in a later turn with the media among them; their blocks
+        can be cached once computed. Positions of ``media`` count from the request's first token."""
+        self._known(request_id).content.append(tokens, media)
 
     def cache_blocks(self, request_id: str, num_computed_tokens: int) -> None:
         """The KV of the first ``num_computed_tokens`` tokens is computed and in its slots: index the full blocks.
@@ -285,6 +293,7 @@ class CacheManager:
         positions: tuple[int, int] | None = None,
         salt: str | None = None,
         adapter: bytes | None = None,
+        media: Iterable[Media] = (),
     ) -> None:
         """A request of this id will start in about ``within`` seconds, or a session will be back by then.
 
@@ -298,7 +307,7 @@ class CacheManager:
                 raise ValueError(f"positions: {positions} of request {request_id!r}; accepted: 0 <= first < last")
             first, last = positions[0] // self._block, -(-positions[1] // self._block)
         self._prefetcher.expect(
-            request_id, tokens, self._lookup.space(salt, adapter), self._clock() + within, first, last
+            request_id, tokens, as_media(media), self._lookup.space(salt, adapter), self._clock() + within, first, last
         )
 
     def reorder(self, within: Mapping[str, float]) -> None:
@@ -318,11 +327,12 @@ class CacheManager:
         within: float | None = None,
         salt: str | None = None,
         adapter: bytes | None = None,
+        media: Iterable[Media] = (),
     ) -> Prefetched:
         """Bring the pages of these tokens up from disk now, to have arrived ``within`` so many seconds if given; what
         comes later is given up. Nothing keeps them for anybody: :meth:`expect` does that."""
         deadline = 0.0 if within is None else self._clock() + within
-        return self._prefetcher.fetch(self._lookup.space(salt, adapter), as_tokens(tokens), deadline)
+        return self._prefetcher.fetch(self._lookup.space(salt, adapter), Content(tokens, media), deadline)
 
     # ---- invalidation, the rest ----------------------------------------------------------------------------------
 
@@ -407,9 +417,10 @@ class CacheManager:
         *,
         salt: str | None = None,
         adapter: bytes | None = None,
+        media: Iterable[Media] = (),
     ) -> dict[str, int]:
         """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""
-        return self._lookup.locate(self._lookup.space(salt, adapter), as_tokens(tokens))
+        return self._lookup.locate(self._lookup.space(salt, adapter), Content(tokens, media))
 
     def evict(
         self,
@@ -418,6 +429,7 @@ class CacheManager:
         *,
         salt: str | None = None,
         adapter: bytes | None = None,
+        media: Iterable[Media] = (),
     ) -> Slots:
         """Drop the cached prefix's pages that nobody uses from ``tier``; returns the slots that are free by it.
 
@@ -425,7 +437,7 @@ class CacheManager:
         """
         if tier not in self._tiers:
             raise ValueError(f"tier: {tier!r}; accepted: {', '.join(str(t) for t in self._tiers)}")
-        return self._lookup.evict(tier, self._lookup.space(salt, adapter), as_tokens(tokens))
+        return self._lookup.evict(tier, self._lookup.space(salt, adapter), Content(tokens, media))
 
     # ---- private -------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from kvtier.content import Content, Media
 
 if TYPE_CHECKING:
     from kvtier.config import CacheConfig
@@ -160,35 +162,30 @@ def root_digest(space: bytes, group: int = 0) -> bytes:
     return hashlib.sha256(b"kvtier.root.v1" + space + struct.pack("<I", group)).digest()
 
 
-def _labels(labels: npt.ArrayLike, block_size: int) -> Iterator[bytes]:
+def _labels(labels: npt.ArrayLike, block_size: int, media: Iterable[Media]) -> Iterator[bytes]:
     array = np.asarray(labels)
-    if array.dtype == np.uint8 and array.ndim == 2:  # hash mode: an engine's own 32-byte block hashes
+    if array.dtype == np.uint8 and array.ndim == 2:  # an engine's own 32-byte block hashes, which say it all
         if array.shape[1] != DIGEST_BYTES:
             raise ValueError(f"labels: hashes of {array.shape[1]} bytes; expected {DIGEST_BYTES}")
         yield from (row.tobytes() for row in array)
         return
     if block_size < 1:
         raise ValueError(f"block_size: {block_size}; expected a positive number of tokens")
-    if array.size and (array.ndim != 1 or array.dtype.kind not in "iu"):
-        raise ValueError(
-            f"labels: {array.dtype} of shape {array.shape}; expected token ids [n] or uint8 hashes [n, 32]"
-        )
-    if array.size and (array.min() < 0 or array.max() >= 1 << 32):
-        raise ValueError("labels: a token id below 0 or above 2**32 - 1")
-    data = array.astype("<u4").tobytes()
-    step = 4 * block_size
-    yield from (data[at : at + step] for at in range(0, len(data) - step + 1, step))
+    yield from (row.tobytes() for row in Content(array, media).whole(block_size))
 
 
-def chain_digests(space: bytes, group: int, labels: npt.ArrayLike, block_size: int) -> list[bytes]:
+def chain_digests(
+    space: bytes, group: int, labels: npt.ArrayLike, block_size: int, media: Iterable[Media] = ()
+) -> list[bytes]:
     """The digest of every full block of a chain, in order: what the remote tier and other processes know it by.
 
-    `labels`: token ids [n] (a partial last block has no digest), or an engine's 32-byte block hashes, uint8 [n, 32].
-    Each digest is SHA-256 over the digest before it and the block's label; the catalog computes the same in C++.
+    `labels`: token ids [n] (a partial last block has no digest) with the `media` among them, or an engine's 32-byte
+    block hashes, uint8 [n, 32]. Each digest is SHA-256 over the digest before it and the block's label, as
+    `kvtier.content` defines it; the catalog computes the same in C++.
     """
     digest = root_digest(space, group)
     digests = []
-    for label in _labels(labels, block_size):
+    for label in _labels(labels, block_size, media):
         digest = hashlib.sha256(digest + label).digest()
         digests.append(digest)
     return digests

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvtier import budget
+from kvtier import budget, content
 from kvtier._core import Tier
 from kvtier.catalog import memory_bound
 from kvtier.config import readable_size
@@ -31,7 +31,7 @@ __all__ = ["LocalDataPlane"]
 class LocalDataPlane:
     """The data plane of this process, sized by ``config``; see :class:`kvtier.messages.DataPlane` for its calls.
 
-    ``label_bytes`` is what names a block: its token ids if not given, 32 for an engine's hashes. ``rank`` of ``world``
+    ``label_bytes`` is what names a block: its content if not given, 32 for an engine's hashes. ``rank`` of ``world``
     is whose part of the KV this is.
 
     Raises :class:`kvtier.config.ConfigError`, ValueError or OSError for sizes and paths that cannot be served; whatever
@@ -50,7 +50,7 @@ class LocalDataPlane:
         world: int = 1,
     ) -> None:
         payload = geometry.payload_bytes
-        self._label_bytes = 4 * geometry.block_size if label_bytes is None else label_bytes
+        self._label_bytes = content.label_bytes(geometry.block_size) if label_bytes is None else label_bytes
         slots = budget.slots_in("host.size", config.host.size, payload)
         self._generations: dict[bytes, int] = {}
         self._floor = self._generation = 0

@@ -25,10 +25,10 @@ import numpy as np
 
 from kvtier.catalog import Catalog, Residency, Tier
 from kvtier.choice import STAGE
+from kvtier.content import Content, Media
 from kvtier.lookup import SCRATCH, Lookup
 from kvtier.messages import Priority
 from kvtier.placement import Placement
-from kvtier.sequence import as_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from kvtier.config import CacheConfig
     from kvtier.costmodel import CostModel
-    from kvtier.sequence import Slots, TokenIds
+    from kvtier.sequence import Slots
 
 __all__ = ["OUTCOMES", "Prefetched", "Prefetcher"]
 
@@ -64,6 +64,7 @@ class Prefetched:
 class _Expected:
     name: str
     tokens: Iterable[int] | npt.NDArray[np.integer]
+    media: list[Media]
     space: bytes
     first: int
     last: int | None
@@ -113,6 +114,7 @@ class Prefetcher:
         self,
         name: str,
         tokens: Iterable[int] | npt.NDArray[np.integer],
+        media: list[Media],
         space: bytes,
         due: float,
         first: int = 0,
@@ -122,7 +124,7 @@ class Prefetcher:
         if name in self._expected:
             self.dismiss(name)
         if self._room and len(self._expected) < _LIMIT:
-            expected = _Expected(name, tokens, space, first, last, due, self._new_request())
+            expected = _Expected(name, tokens, media, space, first, last, due, self._new_request())
             self._expected[name] = expected
             self._schedule(expected)
 
@@ -242,23 +244,23 @@ class Prefetcher:
         root = self._lookup.root(expected.space)
         if root is None:
             return none
-        labels = self._lookup.whole_blocks(as_tokens(expected.tokens))
+        labels = Content(expected.tokens, expected.media).whole(self._block)
         match = self._catalog.match([root], labels, 0, SCRATCH)
         self._catalog.release(SCRATCH)  # pages stay evictable: only what is brought for the hint is pinned for it
         reach = self._placement.within_reach(match.tiers)
-        nodes = self._catalog.insert(root, labels[: reach * self._block], expected.request)
+        nodes = self._catalog.insert(root, labels[:reach], expected.request)
         reach = min(reach, len(nodes))
         last = reach if expected.last is None else min(reach, expected.last)
         wanted = (match.tiers[:last] == Tier.DISK) & (match.filling[:last] == 0)
         wanted[: expected.first] = False
         return np.ascontiguousarray(nodes[:last][wanted])
 
-    def fetch(self, space: bytes, tokens: TokenIds, deadline: float) -> Prefetched:
+    def fetch(self, space: bytes, content: Content, deadline: float) -> Prefetched:
         """Set all of it on its way now, pinned by nobody; ``deadline`` is in monotonic seconds, 0 for none."""
         root = self._lookup.root(space)
         if root is None:
             return Prefetched(0, 0, 0)
-        match = self._catalog.match([root], self._lookup.whole_blocks(tokens), 0, SCRATCH)
+        match = self._catalog.match([root], content.whole(self._block), 0, SCRATCH)
         try:
             # Of a disk out of service nothing comes, and host pages that it holds too are no backed ones to give up.
             found = self._placement.within_reach(match.tiers)

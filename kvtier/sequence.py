@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from array import array
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
@@ -12,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier.catalog import Tier
+from kvtier.content import Content
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from types import TracebackType
 
     from kvtier.choice import Choice
 
 __all__ = ["ComputedBlocks", "Loaded", "Sequence", "State"]
 
-TokenIds = npt.NDArray[np.uint32]
 Slots = npt.NDArray[np.uint32]
 
 
@@ -88,9 +87,9 @@ class Sequence:
     request_id: str
     request: int
     space: bytes
+    content: Content
     expires: float = 0.0
     state: State = State.MATCHED
-    _tokens: array[int] = field(default_factory=lambda: array("I"))
     nodes: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
     origin: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     table: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
@@ -117,36 +116,14 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return len(self._tokens)
+        return len(self.content)
 
     def forfeit(self) -> None:
         """The promise is gone: whatever the lease still holds, nothing of it may be read."""
         self.nodes = np.empty(0, np.uint32)
         self.broken = True
 
-    def append(self, tokens: TokenIds) -> None:
-        self._tokens.frombytes(tokens.data.cast("B"))
-
-    def labels(self, first: int, last: int, block_size: int) -> TokenIds:
-        """The token ids of blocks [first, last), uint32 [(last - first) * block_size]."""
-        # The view must not outlive this call: while one exists the array cannot grow.
-        return np.frombuffer(self._tokens, np.uint32)[first * block_size : last * block_size].copy()
-
     def tokens_by_tier(self, blocks: int, block_size: int) -> dict[str, int]:
         """Tokens of the first ``blocks`` blocks by the tier that the match found them in."""
         counts = np.bincount(self.origin[:blocks], minlength=len(Tier))
         return {tier.name.lower(): int(counts[tier]) * block_size for tier in Tier if counts[tier]}
-
-
-def as_tokens(tokens: Iterable[int] | npt.NDArray[np.integer], field_name: str = "tokens") -> TokenIds:
-    """Token ids as uint32; ValueError names the first one that is not a token id."""
-    ids = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))
-    if ids.size == 0:
-        return np.empty(0, np.uint32)
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"{field_name}: expected a flat sequence of integers, got {ids.dtype} of shape {ids.shape}")
-    if ids.dtype != np.uint32:
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high > 0xFFFFFFFF:
-            raise ValueError(f"{field_name}: {low if low < 0 else high} is not a token id; accepted: 0 to 4294967295")
-    return np.ascontiguousarray(ids, dtype=np.uint32)

@@ -73,6 +73,7 @@ std::uint32_t Trie::hash(NodeId parent, const std::uint8_t* label) const {
 
 bool Trie::same_label(NodeId node, const std::uint8_t* label) const {
   const std::uint8_t* mine = this->label(node);
+  if (label_bytes_ == 96) return equal<96>(mine, label);  // 16 tokens and a media digest
   if (label_bytes_ == 64) return equal<64>(mine, label);
   if (label_bytes_ == 32) return equal<32>(mine, label);
   return std::memcmp(mine, label, label_bytes_) == 0;

@@ -12,8 +12,9 @@ namespace kvtier {
 
 static_assert(std::endian::native == std::endian::little, "identities are stored in little-endian order, unconverted");
 
-// The fixed head of an identity. The block's label (token ids or a 32-byte hash) follows it, then zeros up to a
-// multiple of 8, so that every identity of one catalog has one size and padding never carries stray bytes.
+// The fixed head of an identity. The block's label (token ids and the digest of the media among them, or a 32-byte
+// hash) follows it, then zeros up to a multiple of 8, so that every identity of one catalog has one size and padding
+// never carries stray bytes.
 struct PageIdentity {
   std::uint8_t digest[32];   // SHA-256(parent ‖ label)
   std::uint8_t parent[32];   // the parent's digest; the root's is SHA-256("kvtier.root.v1" ‖ space ‖ u32 group)

@@ -283,7 +283,13 @@ void DiskStore::reopen() {
   const std::uint64_t slab_found = files::size(slab_.get());
   const std::uint64_t table_found = files::size(table_.get());
   if (slab_found < slab_bytes()) note("slab was cut to " + in_mib(slab_found) + ": the pages beyond are gone");
-  if (table_found < table_bytes()) note("table was cut: the records beyond are gone");
+  if (table_found < table_bytes()) {
+    note("table was cut: the records beyond are gone");
+    // Of one that was cut in its zeros, the zeros that follow would make a whole record again, after all was settled.
+    const std::uint64_t records = (table_found - kBlock) / footprint_.record_bytes;
+    files::check(files::truncate(table_.get(), kBlock + records * footprint_.record_bytes),
+                 "cannot cut " + path("table"));
+  }
   check_space(files::allocated(slab_.get()) + files::allocated(table_.get()));
 
   generations_ = std::make_shared<disk::Generations>(options_.dir, id_, options_.journal_entries);

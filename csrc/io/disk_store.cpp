@@ -152,7 +152,9 @@ DiskStore::Inventory DiskStore::scan() const {
   for_each_record(table_bytes(), [&](Slot slot, const disk::RecordHead* head) {
     if (!head) return;
     const PageIdentity* identity = disk::record_identity(head);
-    if (checksum_for(slot, identity) != head->page_checksum) return;
+    // 0 says that there is no valid record here, whatever the table says.
+    const std::uint64_t sum = checksum_for(slot, identity);
+    if (sum == 0 || sum != head->page_checksum) return;
     slots.push_back(slot);
     sequences.push_back(head->sequence);
     const std::uint8_t* bytes = reinterpret_cast<const std::uint8_t*>(identity);

@@ -85,6 +85,7 @@ bool Mover::close() {
     static_cast<void>(parts_.release());
     return true;
   }
+  const std::lock_guard one_at_a_time(parts_->closing);
   parts_->scheduler.close();
   if (parts_->copies) parts_->copies->join();
   if (parts_->streams) parts_->streams->join();

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -77,6 +78,7 @@ class Mover {
     std::unique_ptr<CopyExecutor> copies;     // of a device that the CPU copies,
     std::unique_ptr<StreamExecutor> streams;  // or of one with queues
     std::unique_ptr<IoExecutor> io;
+    std::mutex closing;  // a thread can be joined once only
   };
   Parts& parts() const;
   void check(const MoverOptions& options) const;

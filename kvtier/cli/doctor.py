@@ -20,6 +20,7 @@ from kvtier.budget import HUGE_PAGE, allowance
 from kvtier.cli.main import BAD_INPUT
 from kvtier.cli.options import ConfigFile, Settings, load_config
 from kvtier.config import CacheConfig, format_size, readable_size
+from kvtier.content import label_bytes
 from kvtier.geometry import KVGeometry
 
 GOOD, NOTE, BAD = "good", "note", "bad"
@@ -117,7 +118,7 @@ def _host_tier(config: CacheConfig, geometry: KVGeometry) -> Finding:
 def _disk_tier(config: CacheConfig, geometry: KVGeometry) -> Finding:
     from kvtier.tiers.disk import slots_in
 
-    slots = slots_in(config.disk.size, geometry.payload_bytes, 4 * geometry.block_size)
+    slots = slots_in(config.disk.size, geometry.payload_bytes, label_bytes(geometry.block_size))
     return _tier("disk", slots, config.disk.size, config.disk.write, geometry)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from kvtier import _core
 from kvtier.budget import allowance
 from kvtier.config import CacheConfig, format_size, parse_size
+from kvtier.content import label_bytes
 from kvtier.lab.machine import filesystem
 from kvtier.lab.results import SOURCES, Source
 
@@ -99,7 +100,7 @@ class Shape:
         return int(self._footprint().slots_in(size))
 
     def _footprint(self) -> _core.DiskFootprint:
-        return _core.DiskFootprint(self.device_bytes, 4 * self.block_size, JOURNAL_ENTRIES)
+        return _core.DiskFootprint(self.device_bytes, label_bytes(self.block_size), JOURNAL_ENTRIES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import hashlib
 import struct
 from functools import lru_cache
 
+from kvtier.content import MEDIA_BYTES
 from kvtier.namespace import root_digest
 
 __all__ = ["BlockNames", "prompt"]
@@ -23,7 +24,7 @@ class BlockNames:
         self._space, self._generation = space, generation
         self._digest = root_digest(space, 0)
         self._block = block_size
-        self._label = struct.Struct(f"<{block_size}I{4 * (block_size % 2)}x")
+        self._label = struct.Struct(f"<{block_size}I{MEDIA_BYTES}x{4 * (block_size % 2)}x")  # tokens and no media
         self.identities: list[bytes] = []
 
     def extend(self, tokens: list[int]) -> list[bytes]:
@@ -31,7 +32,7 @@ class BlockNames:
         for position in range(len(self.identities), len(tokens) // self._block):
             label = self._label.pack(*tokens[position * self._block : (position + 1) * self._block])
             parent = self._digest
-            self._digest = hashlib.sha256(parent + label[: 4 * self._block]).digest()
+            self._digest = hashlib.sha256(parent + label[: 4 * self._block + MEDIA_BYTES]).digest()
             head = struct.pack("<QII", self._generation, 0, position)
             self.identities.append(self._digest + parent + self._space + head + label)
         return self.identities

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from kvtier import _core
+from kvtier import _core, content
 from kvtier.config import ConfigError, format_size, parse_size, readable_size
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class DiskStore:
         rank: int = 0,
         world: int = 1,
     ) -> Self:
-        """The store that `config.disk` describes, for pages of `geometry` labelled by their tokens, or else by
+        """The store that `config.disk` describes, for pages of `geometry` labelled by their content, or else by
         `label_bytes` bytes.
 
         Raises ConfigError and OSError as the constructor does, and ConfigError when no path is configured.
@@ -135,7 +135,7 @@ class DiskStore:
         return cls(
             config.disk.path,
             payload_bytes=geometry.payload_bytes,
-            label_bytes=4 * geometry.block_size if label_bytes is None else label_bytes,
+            label_bytes=content.label_bytes(geometry.block_size) if label_bytes is None else label_bytes,
             geometry_tag=geometry.fingerprint,
             size=config.disk.size,
             rank=rank,

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <doctest/doctest.h>
-#include <stdlib.h>
 
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -14,26 +12,13 @@
 
 #include "gated_engine.hpp"
 #include "mover/mover.hpp"
+#include "temp_dir.hpp"
 
 namespace kvtier::test {
 
 inline constexpr Tier D = Tier::kDevice, H = Tier::kHost, S = Tier::kDisk;
 inline constexpr std::size_t kLabelBytes = 16;
 inline constexpr std::size_t kIdBytes = identity_bytes(kLabelBytes);
-
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = "/var/tmp/kvtier-test-XXXXXX";
-    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    path_ = pattern;
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 struct Batch {
   Ticket ticket;

@@ -24,10 +24,10 @@ LINES: list[list[str]] = [
     ["tiers.cuda"],
     ["tiers"],
     ["messages", "fit"],
-    ["geometry", "namespace", "config", "budget"],
+    ["geometry", "namespace", "content", "config", "budget"],
     ["_core", ""],  # "" is kvtier/__init__.py, which imports by name only
 ]
-FRIENDS = {"geometry", "namespace", "config", "budget"}  # the lowest line's modules may know each other
+FRIENDS = {"geometry", "namespace", "content", "config", "budget"}  # the lowest line's modules may know each other
 FORBIDDEN = {"sim": {"tiers", "tiers.device", "tiers.host", "tiers.disk", "mover", "cli", "lab", "connectors"}}
 
 INCLUDES = {

@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 from kvtier.catalog import Tier  # noqa: E402
 from kvtier.config import CacheConfig  # noqa: E402
+from kvtier.content import Content  # noqa: E402
 from kvtier.lab.engine import LabEngine  # noqa: E402
 from kvtier.lab.model import load_model, random_config  # noqa: E402
 from kvtier.lab.request import Phase  # noqa: E402
@@ -63,9 +64,9 @@ class Rig:
 
     def nodes(self, tokens):
         """The catalog's nodes of the cached prefix of ``tokens``."""
-        catalog, whole = self.manager.catalog, len(tokens) // self.block * self.block
+        catalog = self.manager.catalog
         space = self.manager.namespace.fingerprint
-        match = catalog.match([catalog.root(space)], np.array(tokens[:whole], np.uint32), 0, SCRATCH)
+        match = catalog.match([catalog.root(space)], Content(tokens).whole(self.block), 0, SCRATCH)
         catalog.release(SCRATCH)
         return match.nodes
 

@@ -9,6 +9,7 @@ import pytest
 
 from kvtier import CacheConfig, ConfigError
 from kvtier.catalog import PageStatus, Residency, Tier
+from kvtier.content import Content
 from kvtier.geometry import KVGeometry
 from kvtier.manager import CacheManager
 from kvtier.messages import Completion
@@ -66,8 +67,7 @@ class Rig:
         assert self.manager.flush()
         catalog = self.manager.catalog
         root = catalog.root(self.manager.namespace.fingerprint)
-        labels = np.array(tokens[: len(tokens) // BLOCK * BLOCK], np.uint32)
-        nodes = catalog.match([root], labels, 0, 1).nodes
+        nodes = catalog.match([root], Content(tokens).whole(BLOCK), 0, 1).nodes
         catalog.release(1)
         for tier in tiers:
             catalog.drop(tier, nodes)
@@ -143,9 +143,8 @@ def test_a_page_damaged_on_disk_is_a_counted_miss_and_a_shorter_prefix(geometry,
     rig = Rig(geometry, namespace, tmp_path)
     rig.run("a", PROMPT)
     rig.evict(Tier.DEVICE, Tier.HOST)
-    nodes = rig.manager.catalog.match(
-        [rig.manager.catalog.root(namespace.fingerprint)], np.array(PROMPT[:WHOLE], np.uint32), 0, 1
-    )
+    root = rig.manager.catalog.root(namespace.fingerprint)
+    nodes = rig.manager.catalog.match([root], Content(PROMPT).whole(BLOCK), 0, 1)
     rig.manager.catalog.release(1)
     with (tmp_path / "slab").open("r+b") as slab:
         slab.seek(int(nodes.slots[3]) * rig.pool.page_bytes + 17)
@@ -318,7 +317,7 @@ def test_pages_of_an_early_report_are_nobodys_until_the_final_one(namespace):
     manager.cache_blocks("a", len(PROMPT))
     manager.free("a")
     root = manager.catalog.root(namespace.fingerprint)
-    nodes = manager.catalog.match([root], np.array(PROMPT[:WHOLE], np.uint32), 0, 1).nodes
+    nodes = manager.catalog.match([root], Content(PROMPT).whole(BLOCK), 0, 1).nodes
     manager.catalog.release(1)
     for path in ((Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DISK)):
         manager.placement.store(path, nodes)
@@ -465,7 +464,7 @@ def test_a_failed_call_keeps_what_was_promised_before(rig):
 def test_one_namespace_too_many_does_without_the_cache(geometry, namespace):
     plane = SimulatedPlane({Tier.DEVICE: 16, Tier.HOST: 16}, 0)
     manager = CacheManager(CacheConfig(block_size=BLOCK), geometry, namespace, None, plane=plane, max_nodes=1 << 17)
-    label = np.zeros(BLOCK, np.uint32)
+    label = Content([0] * BLOCK).whole(BLOCK)
     for number in range(1 << 16):
         manager.catalog.insert(manager.catalog.root(number.to_bytes(32)), label, 99)
     assert manager.get_computed_blocks("a", PROMPT, salt="new").num_tokens == 0

@@ -12,6 +12,7 @@ from kvtier import CacheConfig, CacheManager, ConfigError, DevicePool, KVGeometr
 from kvtier.budget import Allowance, check_memory, memory_bound
 from kvtier.catalog import Catalog, Tier, TierSpec
 from kvtier.catalog import memory_bound as catalog_bound
+from kvtier.content import label_bytes
 
 SLOTS = [(32, 32, 0), (100, 4000, 32000), (5000, 60000, 0), (0, 1, 0)]
 
@@ -19,8 +20,8 @@ SLOTS = [(32, 32, 0), (100, 4000, 32000), (5000, 60000, 0), (0, 1, 0)]
 @pytest.mark.parametrize(("slots", "block_size"), list(product(SLOTS, [1, 4, 16, 128])))
 def test_the_catalog_takes_no_more_than_its_formula_says(slots, block_size):
     tiers = [TierSpec(tier, n) for tier, n in zip((Tier.DEVICE, Tier.HOST, Tier.DISK), slots, strict=True) if n]
-    actual = Catalog(tiers, block_size=block_size).memory_bytes
-    bound = catalog_bound(sum(slots), len(tiers), 4 * block_size)
+    actual = Catalog(tiers, block_size=block_size, labels="content").memory_bytes
+    bound = catalog_bound(sum(slots), len(tiers), label_bytes(block_size))
     assert actual <= bound <= 2 * actual
 
 

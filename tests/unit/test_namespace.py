@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtier.content import Content
 from kvtier.namespace import Namespace, adapter_digest, chain_digests, encode, model_revision, root_digest
 
 BASE: dict[str, Any] = {
@@ -33,7 +34,8 @@ FULL: dict[str, Any] = BASE | {
 }
 GOLDEN_BASE = "6a24443c0d1ef29a502ca34efedbea95915a6e2b5e52a6ece59e04df2ff7bdec"
 GOLDEN_FULL = "bffc5493d28bc003abd6e1d1e65be11d78bb13d55947a3bf6f1a1a0f8c8150b9"
-GOLDEN_CHAIN = "45332ce8f4e5bb323e1c72a7e1b3095953072895fb74e21ca751b2af72d22a1f"
+GOLDEN_CHAIN = "eceaa9fc2e97e22adcf482e5d8885a8fbb46e786b9f281e36c24040c62f03ebf"
+GOLDEN_MEDIA_CHAIN = "bb233a5a525fa17ae7c4c897706ee2f528ed9a1ea26548a3fc45a650a24dd5c1"
 
 
 def test_fingerprint_has_not_changed_since_it_was_first_stored() -> None:
@@ -183,11 +185,24 @@ def test_chain_is_the_documented_sha256_chain() -> None:
     assert root_digest(space, 3) == digest
     expected = []
     for at in (0, 16):
-        digest = hashlib.sha256(digest + struct.pack("<16I", *tokens[at : at + 16])).digest()
+        digest = hashlib.sha256(digest + struct.pack("<16I", *tokens[at : at + 16]) + bytes(32)).digest()
         expected.append(digest)
     assert chain_digests(space, 3, tokens, 16) == expected
     assert chain_digests(space, 3, np.array(tokens, np.uint32), 16) == expected
     assert expected[-1].hex() == GOLDEN_CHAIN
+
+
+def test_chain_over_media_is_the_documented_one() -> None:
+    space, tokens, one, two = bytes(32), range(48), bytes(range(32)), bytes([7] * 32)
+    media = [(40, 2, two), (10, 30, one)]  # [10, 40) touches all three blocks, [40, 42) the last one
+    digest, expected = root_digest(space, 0), []
+    for at, spans in ((0, [(10, 30, one)]), (16, [(-6, 30, one)]), (32, [(-22, 30, one), (8, 2, two)])):
+        written = b"".join(struct.pack("<qQ32s", *span) for span in spans)
+        label = struct.pack("<16I", *tokens[at : at + 16]) + hashlib.sha256(b"kvtier.media.v1" + written).digest()
+        digest = hashlib.sha256(digest + label).digest()
+        expected.append(digest)
+    assert chain_digests(space, 0, tokens, 16, media) == expected
+    assert expected[-1].hex() == GOLDEN_MEDIA_CHAIN
 
 
 def test_chain_over_an_engines_own_hashes() -> None:
@@ -209,9 +224,9 @@ def test_chain_depends_on_everything_before_it() -> None:
     [
         ((b"short", 0, [1], 16), "expected a namespace's fingerprint"),
         ((bytes(32), -1, [1], 16), "group: -1"),
-        ((bytes(32), 0, [-1], 1), "token id below 0"),
-        ((bytes(32), 0, [1 << 32], 1), "above 2"),
-        ((bytes(32), 0, [1.5], 1), "expected token ids"),
+        ((bytes(32), 0, [-1], 1), "-1 is not a token id"),
+        ((bytes(32), 0, [1 << 32], 1), "4294967296 is not a token id"),
+        ((bytes(32), 0, [1.5], 1), "expected a flat sequence of integers"),
         ((bytes(32), 0, [1], 0), "block_size: 0"),
         ((bytes(32), 0, np.zeros((1, 16), np.uint8), 16), "16 bytes; expected 32"),
     ],
@@ -265,8 +280,9 @@ def test_the_catalog_computes_the_same_chain() -> None:
 
     space = Namespace(**FULL).fingerprint
     tokens = np.arange(64, dtype=np.uint32) * 40_503 % 128_000
-    catalog = Catalog([TierSpec(Tier.HOST, 8)], block_size=16)
-    nodes = catalog.insert(catalog.root(space, 2), tokens, 1)
+    media = [(20, 30, bytes([7] * 32))]
+    catalog = Catalog([TierSpec(Tier.HOST, 8)], block_size=16, labels="content")
+    nodes = catalog.insert(catalog.root(space, 2), Content(tokens, media).whole(16), 1)
     identities = np.asarray(catalog.identities(nodes))
-    assert [row[:32].tobytes() for row in identities] == chain_digests(space, 2, tokens, 16)
+    assert [row[:32].tobytes() for row in identities] == chain_digests(space, 2, tokens, 16, media)
     assert identities[0, 32:64].tobytes() == root_digest(space, 2)

@@ -1,0 +1,108 @@
+// The mover with everything real, its threads and the kernel's rings, while others submit, cancel, poll and close.
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "mover_rig.hpp"
+
+namespace kvtier::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr Slot kWorkers = 3, kEach = 6;
+
+// What one of the engine's requests would do, again and again, in slots that are its own in every tier.
+class Worker {
+ public:
+  Worker(Rig& rig, Slot number, std::atomic<Ticket>& tickets) : rig_(rig), first_(number * kEach), tickets_(tickets) {
+    names_.resize(kEach);
+    std::iota(names_.begin(), names_.end(), first_ + 1);
+  }
+
+  // Until the mover is closed; counts what it took.
+  std::uint64_t run(int rounds) {
+    std::mt19937 random(first_);
+    std::uint64_t accepted = 0;
+    const auto slots = run_of(first_, kEach);
+    for (int i = 0; i < rounds; ++i) {
+      const Ticket ticket = tickets_++;
+      const bool load = random() % 2 == 0;
+      const std::vector<Tier> path = load ? std::vector{S, H, D} : std::vector{D, H, S};
+      const Time deadline = random() % 5 == 0 ? Clock::now() + milliseconds(random() % 2) : kNever;
+      const Submit result = rig_.submit({ticket, path, {slots, slots, slots}, names_, Priority::kDemand, deadline});
+      if (result == Submit::kClosed) break;
+      accepted += result == Submit::kAccepted;
+      if (random() % 4 == 0) rig_.mover->cancel(ticket);
+      while (rig_.mover->knows(ticket)) std::this_thread::yield();  // its slots are free again only now
+    }
+    return accepted;
+  }
+
+ private:
+  Rig& rig_;
+  const Slot first_;
+  std::atomic<Ticket>& tickets_;
+  std::vector<std::uint32_t> names_;
+};
+
+void race(IoPath io, bool close_early) {
+  std::string note;
+  if (!make_engine(io, 1, 1, nullptr, 0, &note)) return;  // io_uring is refused here
+  MoverOptions options;
+  options.copy_threads = 2;
+  options.close_limit = std::chrono::seconds(30);
+  options.make_engine = [io](std::string* why) { return make_engine(io, 8, 2, nullptr, 0, why); };
+  Rig rig(options);
+  for (Slot i = 0; i < kWorkers * kEach; ++i) rig.write_device(i, i + 1);
+  std::atomic<Ticket> tickets{1};
+  std::atomic<std::uint64_t> accepted{0};
+  std::atomic<bool> working{true};
+  std::set<Ticket> ended;
+  std::thread poller([&] {
+    std::vector<Completion> got;
+    while (working || rig.mover->pending() != 0) {
+      const std::uint64_t seen = rig.mover->reports();
+      got.clear();
+      rig.mover->poll(&got);
+      for (const Completion& completion : got) {
+        if (!completion.final) continue;
+        CHECK(ended.insert(completion.ticket).second);
+        CHECK(std::count(completion.status.begin(), completion.status.end(), PageStatus::kPending) == 0);
+      }
+      if (got.empty()) rig.mover->wait(milliseconds(5), seen);
+    }
+  });
+  std::vector<std::thread> threads;
+  for (Slot number = 0; number < kWorkers; ++number) {
+    threads.emplace_back([&, number] { accepted += Worker(rig, number, tickets).run(close_early ? 1'000'000 : 40); });
+  }
+  if (close_early) {
+    while (tickets < 40) std::this_thread::yield();
+    std::thread other([&] { rig.mover->close(); });
+    CHECK(rig.mover->close());
+    other.join();
+  }
+  for (std::thread& thread : threads) thread.join();
+  working = false;
+  poller.join();
+  CHECK(ended.size() == accepted);
+  CHECK(rig.mover->pending() == 0);
+  // Whatever was cancelled or late on the way: a block is in its slot whole, or was wholly overwritten by itself.
+  for (Slot i = 0; i < kWorkers * kEach; ++i) CHECK(rig.device_has(i, i + 1));
+}
+
+TEST_CASE("requests, cancellations and deadlines at once leave every block whole") {
+  SUBCASE("io_uring") { race(IoPath::kUring, false); }
+  SUBCASE("threads") { race(IoPath::kThreads, false); }
+}
+
+TEST_CASE("a close in the middle of all that settles every ticket once") {
+  SUBCASE("io_uring") { race(IoPath::kUring, true); }
+  SUBCASE("threads") { race(IoPath::kThreads, true); }
+}
+
+}  // namespace
+}  // namespace kvtier::test

@@ -1,0 +1,293 @@
+// The files of a disk store after anything has happened to them.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <set>
+#include <stdexcept>
+#include <system_error>
+
+#include "../cpp/temp_dir.hpp"
+#include "fuzz.hpp"
+#include "io/disk_format.hpp"
+#include "io/disk_store.hpp"
+#include "io/files.hpp"
+#include "io/generations.hpp"
+
+// Nothing here loses power: a sync would only take the time of a hundred inputs.
+extern "C" int fdatasync(int) { return 0; }
+extern "C" int fsync(int) { return 0; }
+
+namespace kvtier::fuzz {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+using Space = disk::Generations::Space;
+
+constexpr disk::StoreId kStore{3, 4};
+constexpr std::size_t kLabel = 12;
+constexpr std::size_t kRecord = 256;  // record_bytes(kLabel)
+constexpr Slot kSlots = 6;
+constexpr std::uint32_t kJournal = 8;
+constexpr std::uint64_t kJournalKey = ~std::uint64_t{0} - 1;
+
+Bytes read_file(const std::string& path) {
+  const files::Fd file = files::open(path, O_RDONLY);
+  Bytes bytes(files::size(file.get()));
+  require(files::read_all(file.get(), bytes.data(), bytes.size(), 0) == static_cast<std::int64_t>(bytes.size()),
+          "cannot read a file back");
+  return bytes;
+}
+
+void write_file(const std::string& path, const Bytes& bytes) {
+  const files::Fd file = files::open(path, O_RDWR | O_CREAT | O_TRUNC);
+  files::check(files::write_all(file.get(), bytes.data(), bytes.size(), 0), "cannot write " + path);
+}
+
+// A block's identity; the store looks at its digest, namespace and generation only.
+struct Named {
+  explicit Named(std::uint8_t name, std::uint64_t generation, std::uint8_t space) {
+    std::memset(bytes, 0, sizeof bytes);
+    PageIdentity head{};
+    std::memset(head.digest, name, sizeof head.digest);
+    std::memset(head.space, space, sizeof head.space);
+    head.generation = generation;
+    std::memcpy(bytes, &head, sizeof head);
+  }
+  const PageIdentity* get() const { return reinterpret_cast<const PageIdentity*>(bytes); }
+  alignas(8) std::uint8_t bytes[identity_bytes(kLabel)];
+};
+
+void mend_record(Bytes& table, std::size_t at, Slot slot, const disk::StoreId& id) {
+  if (table.size() < at + kRecord) return;
+  const std::uint64_t sum = disk::checksum(table.data() + at + 8, kRecord - 8, id, slot);
+  std::memcpy(table.data() + at, &sum, 8);
+}
+
+void mend_entry(Bytes& journal, std::size_t index, const disk::StoreId& id) {
+  const std::size_t at = index * sizeof(disk::JournalEntry);
+  if (journal.size() < at + sizeof(disk::JournalEntry)) return;
+  const std::uint64_t sum = disk::checksum(journal.data() + at + 8, sizeof(disk::JournalEntry) - 8, id, kJournalKey);
+  std::memcpy(journal.data() + at, &sum, 8);
+}
+
+// What a journal says, read the plain way. Null: something about it is wrong.
+std::unique_ptr<std::map<Space, std::uint64_t>> read_journal(const Bytes& bytes, const disk::StoreId& id) {
+  if (bytes.size() != kJournal * sizeof(disk::JournalEntry)) return nullptr;
+  auto said = std::make_unique<std::map<Space, std::uint64_t>>();
+  std::uint64_t minimum = 0, last = 0;
+  bool ended = false;
+  for (std::uint32_t i = 0; i < kJournal; ++i) {
+    disk::JournalEntry entry;
+    std::memcpy(&entry, bytes.data() + i * sizeof entry, sizeof entry);
+    const std::byte* const raw = bytes.data() + i * sizeof entry;
+    if (std::all_of(raw, raw + sizeof entry, [](std::byte b) { return b == std::byte{0}; })) {
+      ended = true;
+      continue;
+    }
+    const bool right = entry.checksum == disk::checksum(raw + 8, sizeof entry - 8, id, kJournalKey);
+    const bool known = entry.kind == disk::JournalKind::kSpace || entry.kind == disk::JournalKind::kMinimum;
+    if (ended || !right || !known || entry.generation > disk::kMaxGeneration) return nullptr;
+    if (i != 0 && entry.sequence != last + 1) return nullptr;
+    last = entry.sequence;
+    Space space;
+    std::copy_n(entry.space, 32, space.begin());
+    if (entry.kind == disk::JournalKind::kMinimum)
+      minimum = std::max(minimum, entry.generation);
+    else
+      (*said)[space] = std::max((*said)[space], entry.generation);
+  }
+  (*said)[Space{}] = std::max((*said)[Space{}], minimum);
+  for (auto& [space, generation] : *said) generation = std::max(generation, minimum);
+  return said;
+}
+
+}  // namespace
+
+void fuzz_record(Reader& in) {
+  const Slot slot = in.byte();
+  const disk::RecordHead written{0, in.number(), in.byte(), in.number()};
+  const Named named{in.byte(), in.number(), in.byte()};
+  Bytes record(kRecord);
+  disk::encode_record(record.data(), kRecord, slot, kStore, written, named.get(), kLabel);
+  const Bytes before = record;
+  const bool mended = in.flag();
+  const Slot asked = in.flag() ? in.byte() : slot;
+  spoil(in, record);
+  record.resize(kRecord);
+  if (mended) mend_record(record, 0, asked, kStore);
+  const disk::RecordHead* head = disk::decode_record(record.data(), kRecord, asked, kStore);
+  const bool right = mended || (record == before && asked == slot);
+  require((head != nullptr) == right, right ? "a good record was refused" : "a record was taken that nobody wrote");
+  if (head == nullptr) return;
+  require(head->checksum != 0, "an empty record was taken");
+  require(reinterpret_cast<const std::byte*>(head) == record.data(), "a record's head is not its beginning");
+}
+
+std::vector<Input> record_seeds() {
+  Input plain(29, 1);
+  Input mended = plain, spoiled = plain;
+  mended.insert(mended.end(), {1, 1, 9, 1, 2, 40, 0, 1, 2, 3, 4, 5, 6, 7, 8});
+  spoiled.insert(spoiled.end(), {0, 0, 1, 0, 100, 0});
+  return {plain, mended, spoiled};
+}
+
+void fuzz_journal(Reader& in) {
+  static const test::TempDir dir;
+  const std::string path = dir.path() + "/generations";
+  static const Bytes valid = [&] {
+    disk::Generations made(dir.path(), kStore, kJournal);
+    made.create();
+    const Space one{1}, two{2};
+    made.advance(one.data());
+    made.advance(nullptr);
+    made.advance(two.data());
+    made.advance(one.data());
+    return read_file(path);
+  }();
+  Bytes journal = valid;
+  const std::uint8_t mended = in.byte();
+  spoil(in, journal);
+  for (std::uint32_t i = 0; i < kJournal; ++i)
+    if ((mended >> i & 1) != 0) mend_entry(journal, i, kStore);
+  write_file(path, journal);
+
+  const auto said = read_journal(journal, kStore);
+  disk::Generations read(dir.path(), kStore, kJournal);
+  const std::string wrong = read.load();
+  require(wrong.empty() == (said != nullptr),
+          said ? "a good journal was refused: " + wrong : "a damaged journal was taken");
+  std::uint64_t highest = read.highest();
+  if (said) {
+    for (const auto& [space, generation] : *said)
+      require(read.of(space.data()) == generation, "a namespace has another generation than the journal says");
+  } else {
+    require(highest <= disk::kMaxGeneration, "a generation out of range was taken");
+    const std::uint64_t seen = in.byte();
+    read.restart(seen, in.number() >> 2);
+    highest = std::max(highest, seen) + 1;
+    for (const Space& space : {Space{}, Space{1}, Space{2}, Space{9}})
+      require(read.of(space.data()) >= highest, "a restart left something valid");
+  }
+  const Space one{1};
+  const std::uint64_t before = read.of(one.data());
+  require(read.advance(one.data()) > before, "a generation did not rise");
+  disk::Generations again(dir.path(), kStore, kJournal);
+  const std::string after = again.load();
+  require(after.empty(), "what was written cannot be read: " + after);
+  for (const Space& space : {Space{}, Space{1}, Space{2}, Space{9}})
+    require(again.of(space.data()) == read.of(space.data()), "a restart forgets a generation");
+}
+
+std::vector<Input> journal_seeds() {
+  return {{},
+          {0, 1, 0, 70, 0},                                               // a bit of the second entry
+          {0xFF, 1, 2, 64 + 24, 0, 9, 0, 0, 0, 0, 0, 0, 0},               // another generation, mended
+          {2, 2, 2, 64 + 24, 0, 255, 255, 255, 255, 255, 255, 255, 255},  // one out of range
+          {0, 1, 4, 64, 0, 64},                                           // a hole
+          {0, 1, 3, 64, 0, 128, 0, 64, 0},                                // an entry twice
+          {0, 1, 197, 100, 0}};                                           // cut
+}
+
+void fuzz_store(Reader& in) {
+  static const test::TempDir dir;
+  static DiskOptions options = [] {
+    DiskOptions made;
+    made.dir = dir.path();
+    made.slots = kSlots;
+    made.payload_bytes = 4096;
+    made.label_bytes = kLabel;
+    made.journal_entries = kJournal;
+    return made;
+  }();
+  const std::string table_path = dir.path() + "/table", journal_path = dir.path() + "/generations";
+  struct Files {
+    Bytes table, journal;
+    disk::StoreId id;
+  };
+  static const Files valid = [&] {
+    {
+      const auto store = DiskStore::open(options);
+      const Space one{1};
+      for (Slot slot = 0; slot < 3; ++slot)
+        store->write_record(slot, Named(static_cast<std::uint8_t>(slot), 0, 2).get(), slot + 1);
+      store->invalidate(one.data());
+      store->invalidate(nullptr);
+      for (Slot slot = 3; slot < 5; ++slot)
+        store->write_record(slot, Named(static_cast<std::uint8_t>(slot), 2, 2).get(), slot + 1);
+    }
+    Files made{read_file(table_path), read_file(journal_path), {}};
+    disk::Header header;
+    std::memcpy(&header, made.table.data(), sizeof header);
+    made.id = header.id;
+    return made;
+  }();
+  Files found = valid;
+  const std::uint8_t mended = in.byte();
+  const bool header_mended = in.flag();
+  spoil(in, found.table);
+  if (found.table.size() >= sizeof(disk::Header)) {
+    disk::Header header;
+    std::memcpy(&header, found.table.data(), sizeof header);
+    if (header_mended) header.checksum = disk::header_checksum(header);
+    std::memcpy(found.table.data(), &header, sizeof header);
+    found.id = header.id;
+  }
+  for (Slot slot = 0; slot < kSlots; ++slot)
+    if ((mended >> slot & 1) != 0) mend_record(found.table, disk::kBlock + slot * kRecord, slot, found.id);
+  const std::uint8_t entries_mended = in.byte();
+  spoil(in, found.journal);
+  for (std::uint32_t i = 0; i < kJournal; ++i)
+    if ((entries_mended >> i & 1) != 0) mend_entry(found.journal, i, found.id);
+  write_file(table_path, found.table);
+  write_file(journal_path, found.journal);
+  if (in.byte() == 1) std::filesystem::resize_file(dir.path() + "/slab", in.half());
+
+  std::unique_ptr<DiskStore> store;
+  try {
+    store = DiskStore::open(options);
+  } catch (const std::invalid_argument& refused) {
+    require(std::string(refused.what()).find('\n') == std::string::npos, "a refusal has more than one line");
+    require(read_file(table_path) == found.table, "a store that was refused was changed");
+    return;
+  }
+  const auto inventory = store->scan();
+  require(inventory.slots.size() == store->adopted(), "the inventory is not what was adopted");
+  std::set<Slot> slots;
+  for (std::size_t i = 0; i < inventory.slots.size(); ++i) {
+    const Slot slot = inventory.slots[i];
+    require(slot < kSlots && slots.insert(slot).second, "a slot out of range, or one named twice");
+    alignas(8) std::uint8_t bytes[identity_bytes(kLabel)];
+    std::memcpy(bytes, inventory.identities.data() + i * sizeof bytes, sizeof bytes);
+    const auto* identity = reinterpret_cast<const PageIdentity*>(bytes);
+    require(store->checksum_for(slot, identity) != 0, "an adopted page has no checksum");
+    require(identity->generation == store->generation(identity->space), "an invalid page was adopted");
+  }
+  const Named fresh(77, store->generation(Named(0, 0, 5).get()->space), 5);
+  require(store->clear_record(5) == 0 && store->write_record(5, fresh.get(), 99) == 0, "the store cannot be used");
+  require(store->checksum_for(5, fresh.get()) == 99, "a record that was written is not there");
+  const std::size_t pages = store->scan().slots.size();
+  store.reset();
+  store = DiskStore::open(options);
+  require(store->notes().empty(), "what was mended is broken again: " + store->notes());
+  require(store->scan().slots.size() == pages, "another opening found other pages");
+}
+
+std::vector<Input> store_seeds() {
+  const std::uint8_t record = 16;  // 4096 = 0x1000: the first record begins at byte {0, 16}
+  return {{},
+          {0, 0, 1, 0, 8, 0},                                                   // the header's version
+          {0, 1, 1, 2, 32, 0, 9, 0, 0, 0, 0, 0, 0, 0},                          // the number of slots, mended
+          {0, 0, 1, 0, 40, record},                                             // a bit of a record
+          {1, 0, 1, 2, 32 + 96, record, 255, 255, 255, 255, 255, 255, 255, 9},  // a generation, mended
+          {8, 0, 1, 2, 24, record + 3, 0, 0, 0, 0, 0, 0, 0, 0},                 // a page checksum of 0, mended
+          {0, 0, 1, 197, 80, record},                                           // a table cut
+          {0, 0, 1, 197, 220, record, 0, 1, 197, 100, 0},                       // in a record's zeros, and a journal
+          {0, 0, 0, 0, 1, 0, 70, 0},                                            // a bit of the journal
+          {0, 0, 0, 0, 1, 4, 64, 0, 200},                                       // its end is missing
+          {0, 0, 0, 0, 0, 1, 0, 40}};                                           // a slab cut
+}
+
+}  // namespace kvtier::fuzz

@@ -1,0 +1,270 @@
+"""Whatever KV depends on is in its key: change one thing and nothing is found, in any tier, before and after a restart.
+
+Every test first sees the full hit when nothing is changed, or an empty cache would pass for a strict one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from kvtier import CacheConfig
+from kvtier.catalog import Tier
+from kvtier.content import Content
+from kvtier.geometry import KVGeometry
+from kvtier.lookup import Lookup
+from kvtier.manager import CacheManager
+from kvtier.namespace import Namespace
+from kvtier.tiers.device import DevicePool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BLOCK = 4
+GEOMETRY = KVGeometry(layers=1, kv_heads=1, head_dim=8, dtype="bfloat16", block_size=BLOCK)
+IMAGE, OTHER_IMAGE = bytes(range(32)), bytes([*range(31), 0])
+TOKENS = [1, 2, 3, 4, 5, *[9] * 10, 6, 7, 8, 10, 11, 12]  # ten placeholders of one image, five whole blocks and a token
+MEDIA = [(5, 10, IMAGE)]
+BLOCKS = len(TOKENS) // BLOCK
+ADAPTER = bytes([3] * 32)
+WHO: dict[str, Any] = {"salt": "tenant-1", "adapter": ADAPTER, "media": MEDIA}
+
+# For each field of a namespace other values that KV could have been computed under, none like the base's.
+BASE: dict[str, Any] = {
+    "model": "model",
+    "revision": "1",
+    "dtype": "bfloat16",
+    "rope": {"theta": 10000.0, "scaling": {"factor": 2.0}},
+    "layout": "layout",
+    "attention": "sdpa/avx512",
+    "block_size": BLOCK,
+    "quantization": "fp8",
+    "adapter": None,
+    "salt": None,
+    "extra": {"window": 4},
+}
+CHANGES: dict[str, list[Any]] = {
+    "model": ["model-2", "Model"],
+    "revision": ["2", "01"],
+    "dtype": ["float16"],
+    "rope": [{"theta": 10000.0}, {"theta": 10000.0, "scaling": {"factor": 4.0}}, {}],
+    "layout": ["layout-2"],
+    "attention": ["sdpa/avx2"],
+    "block_size": [2 * BLOCK],
+    "quantization": [None, "fp8 "],
+    "adapter": [bytes(32), bytes([3] * 31 + [4])],
+    "salt": ["", "tenant-2"],
+    "extra": [{}, {"window": 8}, {"window": 4, "sink": None}],
+}
+
+# The same of a request. Of what follows an image, the base's blocks before it may be found and no more.
+REQUESTS: dict[str, tuple[int, list[int], dict[str, Any]]] = {
+    "no salt": (0, TOKENS, WHO | {"salt": None}),
+    "another salt": (0, TOKENS, WHO | {"salt": "tenant-2"}),
+    "an empty salt": (0, TOKENS, WHO | {"salt": ""}),
+    "no adapter": (0, TOKENS, WHO | {"adapter": None}),
+    "another adapter": (0, TOKENS, WHO | {"adapter": bytes([3] * 31 + [4])}),
+    "salt and adapter": (0, TOKENS, WHO | {"salt": ADAPTER.hex(), "adapter": None}),
+    "no image": (1, TOKENS, WHO | {"media": []}),
+    "another image": (1, TOKENS, WHO | {"media": [(5, 10, OTHER_IMAGE)]}),
+    "the image a token later": (1, TOKENS, WHO | {"media": [(6, 10, IMAGE)]}),
+    "the image a block later": (1, TOKENS, WHO | {"media": [(9, 10, IMAGE)]}),
+    "a longer image": (1, TOKENS, WHO | {"media": [(5, 11, IMAGE)]}),
+    "an image in two": (1, TOKENS, WHO | {"media": [(5, 5, IMAGE), (10, 5, IMAGE)]}),
+    "a second image": (1, TOKENS, WHO | {"media": [*MEDIA, (5, 10, OTHER_IMAGE)]}),
+    "an image behind": (3, TOKENS, WHO | {"media": [*MEDIA, (15, 1, OTHER_IMAGE)]}),
+    "an image from the start": (0, TOKENS, WHO | {"media": [*MEDIA, (0, 1, IMAGE)]}),
+} | {
+    f"token {at}": (at // BLOCK, [*TOKENS[:at], token, *TOKENS[at + 1 :]], WHO)
+    for at in range(BLOCKS * BLOCK)
+    for token in (0, TOKENS[at] + (1 << 16))
+}  # fmt: skip
+
+
+def _manager(path: Path, **changes: Any) -> CacheManager:
+    geometry = GEOMETRY.with_(block_size=changes.get("block_size", BLOCK), dtype=changes.get("dtype", "bfloat16"))
+    config = CacheConfig(
+        block_size=geometry.block_size,
+        host={"size": 64 * 4096, "write": "at_once"},
+        disk={"path": str(path), "size": "1MiB", "write": "at_once"},
+    )
+    return CacheManager(config, geometry, Namespace(**BASE | changes), DevicePool.allocate(geometry, 16))
+
+
+def _serve(manager: CacheManager, name: str, tokens: list[int], who: dict[str, Any]) -> int:
+    """One request from start to end; returns how many of its tokens did not have to be computed."""
+    manager.get_computed_blocks(name, tokens, **who)
+    assert manager.allocate_slots(name, len(tokens)) is not None
+    while not manager.ready(name):
+        manager.poll(1.0)
+    found = manager.num_computed_tokens(name)
+    manager.cache_blocks(name, len(tokens))
+    manager.free(name)
+    assert manager.flush()
+    return found
+
+
+STATES: dict[str, tuple[Tier, ...]] = {"device": (), "host": (Tier.DEVICE,), "disk": (Tier.DEVICE, Tier.HOST)}
+
+
+@pytest.fixture(params=[*STATES, "restart"])
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[CacheManager, str]]:
+    """A cache that holds the base prompt in one tier, and that tier's name."""
+    manager = _manager(tmp_path)
+    _serve(manager, "base", TOKENS, WHO)
+    state = "disk" if request.param == "restart" else request.param
+    for tier in STATES[state]:
+        assert len(manager.evict(tier, TOKENS, **WHO)) == BLOCKS
+    if request.param == "restart":
+        manager.close()
+        manager = _manager(tmp_path)
+    with manager:
+        assert manager.locate(TOKENS, **WHO) == {state: BLOCKS * BLOCK}
+        yield manager, state
+
+
+def test_a_request_finds_what_is_its_own_to_the_last_bit_and_nothing_else(cache: tuple[CacheManager, str]) -> None:
+    manager, state = cache
+    for name, (blocks, tokens, who) in REQUESTS.items():
+        want = {state: blocks * BLOCK} if blocks else {}
+        assert manager.locate(tokens, **who) == want, name
+        with manager.get_computed_blocks(name, tokens, **who) as found:
+            assert found.tokens_by_tier == want, name
+        for tier in Tier.DEVICE, Tier.HOST, Tier.DISK:
+            assert blocks or not len(manager.evict(tier, tokens, **who)), name
+    with manager.get_computed_blocks("again", TOKENS, **WHO) as found:
+        assert found.tokens_by_tier == {state: BLOCKS * BLOCK}
+
+
+def test_another_namespace_finds_nothing(cache: tuple[CacheManager, str]) -> None:
+    manager, state = cache
+    for changes in _namespaces():
+        if "block_size" in changes:  # labels of another length: nothing could be asked
+            continue
+        lookup = Lookup(manager.catalog, manager.plane, Namespace(**BASE | changes), BLOCK)
+        space = lookup.space(**{name: None if name in changes else WHO[name] for name in ("salt", "adapter")})
+        assert lookup.locate(space, Content(TOKENS, MEDIA)) == {}, changes
+    assert manager.locate(TOKENS, **WHO) == {state: BLOCKS * BLOCK}
+
+
+def _namespaces() -> list[dict[str, Any]]:
+    assert set(CHANGES) == set(BASE) == {item.name for item in fields(Namespace)}, "a field without a variant"
+    return [{name: value} for name, values in CHANGES.items() for value in values]
+
+
+def test_a_directory_reopened_under_another_namespace_serves_nothing_of_it(tmp_path: Path) -> None:
+    with _manager(tmp_path) as manager:
+        _serve(manager, "base", TOKENS, WHO)
+    for changes in _namespaces():
+        who = WHO | {name: None for name in ("salt", "adapter") if name in changes}
+        if changes.keys() <= {"block_size", "dtype"}:  # pages of another shape: the whole store is refused
+            with pytest.raises(ValueError, match="another geometry"):
+                _manager(tmp_path, **changes)
+            continue
+        with _manager(tmp_path, **changes) as manager:
+            assert manager.locate(TOKENS, **who) == {}, changes
+            assert manager.prefetch(TOKENS, **who).found == 0, changes
+    with _manager(tmp_path) as manager:
+        assert manager.prefetch(TOKENS, **WHO).found == BLOCKS
+        assert _serve(manager, "again", TOKENS, WHO) == BLOCKS * BLOCK
+
+
+def test_media_reach_every_path(tmp_path: Path) -> None:
+    with _manager(tmp_path) as manager:
+        manager.get_computed_blocks("first", TOKENS[:5], salt="t")
+        assert manager.allocate_slots("first", len(TOKENS)) is not None
+        manager.append_tokens("first", TOKENS[5:], media=MEDIA)  # an image in a later turn
+        manager.cache_blocks("first", len(TOKENS))
+        manager.preempt("first")
+        assert manager.resume("first").num_tokens == BLOCKS * BLOCK
+        manager.free("first")
+        assert manager.flush()
+        for media, blocks in ((MEDIA, BLOCKS), ([], 1), ([(5, 10, OTHER_IMAGE)], 1)):
+            assert manager.prefetch(TOKENS, salt="t", media=media).found == blocks
+            assert sum(manager.locate(TOKENS, salt="t", media=media).values()) == blocks * BLOCK
+        for tier in Tier.DEVICE, Tier.HOST:
+            assert len(manager.evict(tier, TOKENS, salt="t", media=MEDIA)) == BLOCKS
+        for name, media, found in (("a", [(5, 10, OTHER_IMAGE)], 1), ("b", MEDIA, BLOCKS)):
+            manager.expect(name, TOKENS, 0.0, salt="t", media=media)
+            assert manager.flush()
+            assert manager.locate(TOKENS, salt="t", media=MEDIA).get("host", 0) == found * BLOCK
+        # A prefix is found whether or not the image goes on behind it.
+        assert sum(manager.locate(TOKENS[:8], salt="t", media=MEDIA).values()) == 8
+        assert _serve(manager, "other", TOKENS, {"salt": "t", "media": [(5, 10, OTHER_IMAGE)]}) == BLOCK
+        assert len(manager.evict(Tier.HOST, TOKENS, salt="t", media=MEDIA)) == BLOCKS
+        assert sum(manager.locate(TOKENS, salt="t", media=[(5, 10, OTHER_IMAGE)]).values()) == BLOCKS * BLOCK
+
+
+@pytest.mark.parametrize(
+    ("media", "words"),
+    [
+        ([(5, 10)], r"media\[0\]: .* expected \(start, length, 32-byte digest\)"),
+        ([(5, 10, IMAGE), (5, 10, IMAGE[:2])], r"media\[1\]: digest .* expected 32 bytes"),
+        ([(5, 10, 7)], r"media\[0\]: digest 7"),
+        ([(-1, 10, IMAGE)], r"media\[0\]: starts at token -1; expected 0 or later"),
+        ([(5, 0, IMAGE)], r"media\[0\]: 0 tokens long"),
+    ],
+)
+def test_a_span_that_names_no_media_is_refused_and_changes_nothing(media: Any, words: str, tmp_path: Path) -> None:
+    with _manager(tmp_path) as manager:
+        for call in (manager.locate, manager.prefetch, lambda t, **k: manager.get_computed_blocks("r", t, **k)):
+            with pytest.raises(ValueError, match=words):
+                call(TOKENS, media=media)  # type: ignore[operator]
+        manager.get_computed_blocks("s", TOKENS)
+        with pytest.raises(ValueError, match=r"starts at token 5; expected 21 or later"):
+            manager.append_tokens("s", [1, 2], media=MEDIA)
+        assert len(manager._sequences) == 1
+        assert manager._sequences["s"].num_tokens == len(TOKENS)
+
+
+def test_labels_tell_every_two_contents_apart() -> None:
+    rng = np.random.default_rng(5)
+    seen: dict[bytes, Any] = {}
+    for _ in range(500):
+        tokens = tuple(rng.integers(0, 2, 8).tolist())
+        media = sorted((int(s), int(n), bytes([int(d)] * 32)) for s, n, d in rng.integers((0, 1, 0), (8, 4, 2), (2, 3)))
+        labels = Content(tokens, media).whole(BLOCK)
+        for block in range(2):
+            touching = [
+                (s - BLOCK * block, n, d) for s, n, d in media if s < BLOCK * (block + 1) and s + n > BLOCK * block
+            ]
+            key = (tokens[BLOCK * block : BLOCK * (block + 1)], tuple(touching))
+            assert seen.setdefault(labels[block].tobytes(), key) == key
+    assert len(set(map(repr, seen.values()))) == len(seen)
+
+
+GOLDEN = """
+print(Namespace(**BASE).fingerprint.hex())
+for digest in chain_digests(Namespace(**BASE).fingerprint, 0, TOKENS, BLOCK, MEDIA):
+    print(digest.hex())
+"""
+GOLDEN_DIGESTS = """
+54f56607a7405d3b787df2c5ca39561b36756ed39104b4c9e1a7045e7af7b5e6
+b964531c18a3576dafb0b50dd99d7f7fad916289fc0bae388a1aa3c9438098ff
+d127c639c939d602f16142df9a1c96b8545a1836e91c3d22eaf914c40a10a5c1
+a0790d02c1c876de1babab49a3cef71222f44c7a8e68824ac3278d1326c3dd5c
+37bf10a81c5ff5e8e1d5ea483eddb66747cabcd5eac4d3673400c42e3dd4677e
+ee978d4aa3058a5e119e2a5197d74b8f795c428305a8bb70c7fec04481ba86e1
+"""
+
+
+def test_every_process_and_the_catalog_compute_the_digests_that_were_stored(tmp_path: Path) -> None:
+    code = f"BASE, TOKENS, BLOCK, MEDIA = {(BASE, TOKENS, BLOCK, MEDIA)!r}\n"
+    code += "from kvtier.namespace import Namespace, chain_digests\n" + GOLDEN
+    for seed in ("0", "random"):
+        env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        run = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
+        assert run.stdout.split() == GOLDEN_DIGESTS.split()
+    with _manager(tmp_path) as manager:
+        _serve(manager, "base", TOKENS, {"media": MEDIA})
+        root = manager.catalog.root(manager.namespace.fingerprint)
+        nodes = manager.catalog.match([root], Content(TOKENS, MEDIA).whole(BLOCK), 0, 1).nodes
+        digests = [bytes(identity[:32]).hex() for identity in manager.catalog.identities(nodes)]
+        assert digests == GOLDEN_DIGESTS.split()[1:]
