@@ -1,6 +1,7 @@
 # The whole vocabulary of this repository. Each target sets up what it needs, once, in $(VENV).
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 BUILD ?= build/dev
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 OUT ?= out
@@ -14,11 +15,11 @@ CXX_SOURCES = $(shell git ls-files 'csrc/*.[ch]pp' 'csrc/*.cu' 'tests/cpp/*.[ch]
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build stubs test soak sanitize bench lint wheel clean
+.PHONY: help setup build stubs test test-vllm soak sanitize bench lint wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## say what there is to make
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON=$(PYTHON) (3.11 or later), VENV=$(VENV), JOBS=$(JOBS), TORCH=<another build of torch>,"
 	@echo "  FUZZ_SECONDS=$(FUZZ_SECONDS) (for each fuzz target)"
 
@@ -40,6 +41,13 @@ test: build  ## run all tests, Python's and C++'s
 	@if [ -x $(BUILD)/kvtier_tests ]; then $(BUILD)/kvtier_tests && $(BUILD)/kvtier_kernel_tests; \
 	else echo "C++ tests skipped: doctest was not found when $(BUILD) was configured (Debian: doctest-dev)"; fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+$(VLLM_VENV)/.kvtier-ready: requirements/vllm.txt requirements/torch.txt requirements/provision.py
+	@$(PYTHON) requirements/provision.py $(VLLM_VENV) vllm
+	@touch $@
+
+test-vllm: build $(VLLM_VENV)/.kvtier-ready  ## run the connector's tests inside the real vLLM, on the CPU, in $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm
 
 soak: build  ## tell SEEDS simulated stories, or as many as MINUTES allow; counts go to $(OUT)/soak.json
 	$(BIN)/python tests/property/soak.py --seeds $(SEEDS) --minutes $(MINUTES) --out $(OUT)/soak.json

@@ -15,15 +15,16 @@ call waits. ``free`` is legal in every state and for ids that are not known. Who
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtier.catalog import Catalog, PageStatus, Tier, TierSpec
+from kvtier.catalog import Catalog, Match, PageStatus, Tier, TierSpec
+from kvtier.choice import choose
 from kvtier.config import ConfigError
 from kvtier.costmodel import CostModel
+from kvtier.foreign import Blocks, ForeignRequest, Found, Hashes, Loaded, Loading
 from kvtier.lookup import Lookup
 from kvtier.placement import Placement
 from kvtier.stats import CacheStats, Counts
@@ -36,57 +37,6 @@ if TYPE_CHECKING:
     from kvtier.namespace import Namespace
 
 __all__ = ["Found", "Loaded", "Loading", "OffloadManager"]
-
-Blocks = npt.NDArray[np.uint32]
-Hashes = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What ``match`` found behind the blocks that the engine has itself; leased until ``load`` or the request's end."""
-
-    blocks: int
-    blocks_by_tier: dict[str, int]
-    """Where they would come from; the values sum to ``blocks``."""
-    waits: bool = False
-    """More could be had, but another request is bringing it up from disk just now: ask again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """What ``load`` ordered. Blocks from ``blocks`` on were promised but nothing can bring them now."""
-
-    blocks: int
-    tickets: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A request whose loads have ended: the first ``blocks`` of those it asked for are in place, the rest is not."""
-
-    request_id: str
-    blocks: int
-    wanted: int
-
-
-@dataclass(slots=True)
-class _Request:
-    """One request. Blocks |<- the engine's own: start ->|<- promised: nodes ->|; the first ``stored`` were offered."""
-
-    number: int
-    space: bytes
-    state: Literal["matched", "loading", "running"] = "matched"
-    start: int = 0
-    nodes: Blocks = field(default_factory=lambda: np.empty(0, np.uint32))
-    origin: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
-    arrived: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
-    tickets: set[int] = field(default_factory=set)
-    expires: float = 0.0
-    patience: float = 0.0  # until when it waits for what others bring
-    stored: int = 0
-    tail: int | None = None  # node of the last block offered
-    cacheable: bool = True
-    failed: bool = False  # a load failed: what cannot be had once is not tried again for this request
 
 
 class OffloadManager:
@@ -125,8 +75,10 @@ class OffloadManager:
         self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes, self.costs, clock)
         self._lookup = Lookup(self.catalog, plane, namespace, config.block_size)
         self.adopted = self.placement.adopt(hello)
-        self._requests: dict[str, _Request] = {}
-        self._loads: dict[int, tuple[str, _Request, int]] = {}  # ticket → whose, from which of its promised blocks on
+        self._requests: dict[str, ForeignRequest] = {}
+        self._loads: dict[
+            int, tuple[str, ForeignRequest, int]
+        ] = {}  # ticket → whose, from which of its promised blocks on
         self._reading: dict[int, Blocks] = {}  # ticket of a store → the engine's blocks that it reads
         self._next = 2  # 1 is Lookup's
         self._counts = Counts()
@@ -134,12 +86,20 @@ class OffloadManager:
     # ---- a request's life ----------------------------------------------------------------------------------------
 
     def match(
-        self, request_id: str, hashes: Hashes, start: int = 0, *, salt: str | None = None, adapter: bytes | None = None
+        self,
+        request_id: str,
+        hashes: Hashes,
+        start: int = 0,
+        *,
+        tokens: int | None = None,
+        salt: str | None = None,
+        adapter: bytes | None = None,
     ) -> Found:
-        """How many blocks behind the first ``start`` could be had, and hold them for this request.
+        """How many blocks behind the first ``start`` to load, and hold them for this request.
 
         ``hashes``: uint8 [n, 32], of the blocks that the request could use, from its first on; ``start`` of them are in
-        the engine's own cache. Asking again replaces the answer. ValueError while the request loads.
+        the engine's own cache. ``tokens``: of the whole prompt, if it is longer than those blocks. Asking again
+        replaces the answer. ValueError while the request loads.
         """
         request = self._requests.get(request_id)
         if request is not None and request.state == "loading":
@@ -149,22 +109,22 @@ class OffloadManager:
         space = self._lookup.space(salt, adapter)
         if request is None or request.space != space:
             self.free(request_id)
-            request = self._requests[request_id] = _Request(self._next, space)
+            request = self._requests[request_id] = ForeignRequest(self._next, space)
             self._next += 1
             self._counts.requests += 1
             self._counts.tokens_asked += len(hashes) * self.config.block_size
             request.patience = self._clock() + self.config.load_timeout_seconds
         request.start, request.expires = start, self._clock() + self.config.lease_seconds
-        return self._find(request, hashes)
+        return self._find(request, hashes, len(hashes) * self.config.block_size if tokens is None else tokens)
 
-    def _find(self, request: _Request, hashes: Hashes) -> Found:
+    def _find(self, request: ForeignRequest, hashes: Hashes, tokens: int) -> Found:
         request.nodes, request.origin = np.empty(0, np.uint32), np.empty(0, np.uint8)
         root = self._lookup.root(request.space)
         if root is None or request.failed or not request.cacheable:
             self.catalog.release(request.number)
             return Found(0, {})
         match = self.catalog.match([root], hashes, request.start, request.number)
-        reach = self.placement.within_reach(match.tiers)
+        reach = self._worth_loading(match, request.start, tokens)
         coming = (match.tiers == Tier.DISK) & (match.filling != 0)  # others are bringing these to the host
         waits = bool(coming[:reach].any())
         if waits:
@@ -173,6 +133,21 @@ class OffloadManager:
             match = self.catalog.match([root], hashes, request.start, request.number, limit=request.start + reach)
         request.nodes, request.origin = match.nodes, match.tiers
         return Found(len(match.nodes), self._by_tier(match.tiers), waits and self._clock() < request.patience)
+
+    def _worth_loading(self, match: Match, start: int, tokens: int) -> int:
+        """Of the blocks found behind ``start``, how many to load: a prefix, as ``load_policy`` says."""
+        reach = self.placement.within_reach(match.tiers)
+        if self.config.load_policy == "never" or not reach:
+            return 0
+        if self.config.load_policy == "always":
+            return reach
+        tiers = np.concatenate([np.full(start, Tier.DEVICE, np.uint8), match.tiers[:reach]])
+        filling = np.concatenate([np.zeros(start, np.uint64), match.filling[:reach]])
+        return choose(self.costs, tiers, filling, tokens, self.config.block_size, self._clock()).blocks - start
+
+    def observe_prefill(self, tokens: int, context: int, seconds: float) -> None:
+        """One pass of the model computed ``tokens`` of one request behind ``context``: what loading is weighed with."""
+        self.costs.observe_prefill(tokens, context, seconds)
 
     def load(self, request_id: str, blocks: Blocks) -> Loading:
         """Start filling the engine's ``blocks``, uint32, with the first as many of the blocks that were promised.
@@ -233,19 +208,21 @@ class OffloadManager:
         return tickets
 
     def stored(self, request_id: str) -> int | None:
-        """How many of the request's first blocks were offered by ``store``; None: no more of it can be stored."""
+        """How many of the request's first blocks were offered by ``store``; None: none of it can be stored (now)."""
         request = self._requests.get(request_id)
-        return request.stored if request is not None and request.cacheable else None
+        if request is None or not request.cacheable or request.state == "loading":
+            return None
+        return request.stored
 
     def preempt(self, request_id: str) -> None:
         """The engine took the request's blocks away: it is as before its first ``match``. Its stores go on."""
         if request_id in self._requests:
             self._restart(request_id)
 
-    def _restart(self, request_id: str) -> _Request:
+    def _restart(self, request_id: str) -> ForeignRequest:
         request = self._requests[request_id]
         self._let_go(request)
-        fresh = _Request(self._next, request.space, cacheable=request.cacheable, failed=request.failed)
+        fresh = ForeignRequest(self._next, request.space, cacheable=request.cacheable, failed=request.failed)
         fresh.patience = request.patience
         self._next += 1
         self._requests[request_id] = fresh
@@ -257,7 +234,7 @@ class OffloadManager:
         if request is not None:
             self._let_go(request)
 
-    def _let_go(self, request: _Request) -> None:
+    def _let_go(self, request: ForeignRequest) -> None:
         self.placement.cancel(request.tickets)
         for ticket in request.tickets:
             self._loads.pop(ticket, None)
@@ -298,7 +275,7 @@ class OffloadManager:
         request.tickets.discard(ticket)
         return None if request.tickets else Loaded(request_id, self._finish_load(request), len(request.arrived))
 
-    def _finish_load(self, request: _Request) -> int:
+    def _finish_load(self, request: ForeignRequest) -> int:
         """All that will come is in place; returns how many blocks, from the first, that is."""
         arrived = len(request.arrived) if request.arrived.all() else int(np.argmin(request.arrived))
         request.failed = arrived < len(request.arrived)
@@ -373,7 +350,7 @@ class OffloadManager:
 
     # ---- private -------------------------------------------------------------------------------------------------
 
-    def _known(self, request_id: str) -> _Request:
+    def _known(self, request_id: str) -> ForeignRequest:
         request = self._requests.get(request_id)
         if request is None:
             raise ValueError(f"request_id: {request_id!r} is not known; call match first")

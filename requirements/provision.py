@@ -1,4 +1,6 @@
-"""Makes the developer's environment: a virtual environment with exactly the pinned packages, and `kvtier` on its path.
+"""Makes a developer's environment: a virtual environment with exactly the pinned packages, and `kvtier` on its path.
+
+    python provision.py ENVIRONMENT [NAME]     the packages of requirements/NAME.txt, "dev" if not given, and torch
 
 Run by `make setup` with any Python; says in one line what is missing when it cannot go on. Standard library only.
 """
@@ -90,7 +92,8 @@ def main():
         if subprocess.run([sys.executable, "-m", "venv", str(environment)], check=False).returncode:
             fail("python could not make a virtual environment (on Debian it needs python3-venv)")
     print("installing the pinned packages", flush=True)
-    install(python, "--no-deps", "-r", str(ROOT / "requirements" / "dev.txt"))
+    name = sys.argv[2] if len(sys.argv) > 2 else "dev"
+    install(python, "--no-deps", "-r", str(ROOT / "requirements" / f"{name}.txt"))
     install_torch(python)
     site = subprocess.run(
         [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],

@@ -16,7 +16,7 @@ LINES: list[list[str]] = [
     ["manager", "offload"],
     ["loading", "prefetch"],
     ["plane", "relay", "stats", "lookup", "policy"],
-    ["placement", "sequence"],
+    ["placement", "sequence", "foreign"],
     ["choice", "profile"],
     ["catalog", "costmodel", "mover", "journal"],
     ["tiers.copy_paths"],

@@ -1,6 +1,7 @@
 """OffloadManager, call by call: what an engine with device blocks of its own may rely on."""
 
 import hashlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -173,6 +174,32 @@ def test_a_promise_ends_when_the_request_does_not_come_back(namespace):
     with pytest.raises(ValueError, match="was promised 0"):
         rig.manager.load("b", blocks(11))
     assert rig.manager.match("b", chain(4)).blocks == 4
+
+
+def test_a_prefix_is_loaded_only_as_far_as_that_is_faster(namespace):
+    rig = Rig(namespace, disk=0)
+    rig.compute("a", chain(6), 1, 2, 3, 4, 5, 6)
+    rig.settle()
+    assert rig.manager.match("b", chain(6), 2).blocks == 4, "what is not known yet is loaded"
+    choices = []
+
+    def choose(costs, tiers, filling, tokens, block, now):
+        choices.append((tiers.tolist(), filling.tolist(), tokens, block))
+        return SimpleNamespace(blocks=3)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvtier.offload.choose", choose)
+        assert rig.manager.match("b", chain(6), 2, tokens=27).blocks == 1
+    assert choices == [([Tier.DEVICE] * 2 + [Tier.HOST] * 4, [0] * 6, 27, BLOCK)]
+    assert rig.manager.catalog.usage(Tier.HOST).pinned == 1, "and no more of it held"
+
+
+@pytest.mark.parametrize(("policy", "blocks"), [("always", 4), ("never", 0)])
+def test_a_fixed_policy_asks_no_model(namespace, policy, blocks):
+    rig = Rig(namespace, disk=0, load_policy=policy)
+    rig.compute("a", chain(4), 1, 2, 3, 4)
+    rig.settle()
+    assert rig.manager.match("b", chain(4)).blocks == blocks
 
 
 def test_salt_and_adapter_separate(namespace):

@@ -1,0 +1,63 @@
+"""What crosses between the scheduler's process and the workers', inside vLLM's own messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from kvtier.geometry import KVGeometry
+from kvtier.messages import Completion, Hello, Order
+
+__all__ = ["Introduction", "Load", "StepOrders", "WorkerReport"]
+
+
+@dataclass(frozen=True)
+class Introduction(KVConnectorHandshakeMetadata):
+    """A worker, once its KV cache exists: what its data plane has, and what its pages are."""
+
+    hello: Hello
+    geometry: KVGeometry
+    attention: str
+    """The kernel, and the instruction set that decides how it lays out a block."""
+    about: str
+
+
+@dataclass(frozen=True)
+class Load:
+    """One request's load: it has ended when all tickets have; ``lost`` blocks were promised and cannot come."""
+
+    tickets: tuple[int, ...]
+    blocks: npt.NDArray[np.uint32]
+    lost: npt.NDArray[np.uint32]
+
+
+@dataclass
+class StepOrders(KVConnectorMetadata):
+    """Scheduler to workers, once a step."""
+
+    orders: tuple[Order, ...] = ()
+    must_end: tuple[int, ...] = ()
+    """Stores that read blocks which this step writes: to end before it does."""
+    loads: dict[str, Load] = field(default_factory=dict)
+    void: tuple[str, ...] = ()
+    """Requests whose loads are to be reported as failed, whatever arrives."""
+    idle: bool = False
+    """Nothing is computed in this step: a worker may wait a little for news."""
+
+
+@dataclass
+class WorkerReport(KVConnectorWorkerMetadata):
+    """Workers to scheduler, once a step: completions by rank."""
+
+    told: dict[int, list[Completion]]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
+        assert isinstance(other, WorkerReport)
+        return WorkerReport(self.told | other.told)

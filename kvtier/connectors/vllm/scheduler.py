@@ -1,0 +1,222 @@
+"""The scheduler's side: vLLM's words to the control plane's. It touches no byte and never waits.
+
+For each request vLLM asks what could be loaded behind its own prefix hit and allocates blocks; the step's orders have
+the workers fill them, and the request waits until all workers report it. What a step computes is offered for storing in
+the same step's orders. A block may be freed and given away while a store still reads it: the step that writes it names
+the store as one that has to end first.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from vllm.logger import init_logger
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvtier.connectors.vllm import support
+from kvtier.connectors.vllm.adapters import Adapters
+from kvtier.connectors.vllm.metadata import Introduction, Load, StepOrders, WorkerReport
+from kvtier.connectors.vllm.metrics import Stats, flatten
+from kvtier.offload import OffloadManager
+from kvtier.relay import RelayPlane
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+    from kvtier.connectors.vllm.settings import Settings
+
+__all__ = ["SchedulerSide"]
+
+JOURNAL = "generations"
+PREFILL_TOKENS = 32  # a step of fewer tokens says little of the speed of a prefill
+PREFILL_SHARE = 0.9  # of a step's tokens that must be one request's for its time to be that request's
+SOURCES = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
+
+logger = init_logger(f"vllm.{__name__}")
+
+
+class SchedulerSide:
+    """Every call comes from the scheduler's own thread, `connect` first."""
+
+    def __init__(self, vllm_config: VllmConfig, settings: Settings) -> None:
+        self._config, self._settings = vllm_config, settings
+        self._block = settings.cache.block_size
+        self._adapters = Adapters()
+        self._requests: dict[str, Request] = {}
+        self._loads: dict[str, Load] = {}
+        self._void: tuple[str, ...] = ()
+        self._written: list[int] = []
+        self._prefill: tuple[int, int, float] | None = None
+        self._reported: dict[str, float] = {}
+        self._relay: RelayPlane | None = None
+        self.manager: OffloadManager | None = None
+
+    def connect(self, workers: Mapping[int, Introduction]) -> None:
+        """Build the control plane over the workers' data planes, by rank. ValueError where they do not agree."""
+        ranks = [workers[rank] for rank in sorted(workers)]
+        kinds = {(worker.geometry, worker.attention) for worker in ranks}
+        if len(kinds) != 1 or len(ranks) != self._config.parallel_config.tensor_parallel_size:
+            raise ValueError(f"ranks: {len(ranks)} workers with caches of {len(kinds)} kinds; expected all alike")
+        disk = self._settings.cache.disk.path
+        journal = support.engine_folder(disk, self._config) / JOURNAL if disk is not None else None
+        self._relay = RelayPlane([worker.hello for worker in ranks], journal)
+        name = support.name(self._config, self._settings, ranks[0])
+        self.manager = OffloadManager(self._settings.cache, name, self._relay)
+        logger.info("kvtier: %s", self.manager.describe())
+
+    # ---- a request's life ----------------------------------------------------------------------------------------
+
+    def begin(self, request: Request) -> None:
+        self._requests[request.request_id] = request
+
+    def match(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens could be loaded behind those that vLLM has; None: ask again, others are bringing them."""
+        if self.manager is None or not self._cacheable(request):
+            return 0, False
+        adapter = self._adapters.digest(request.lora_request) if request.lora_request is not None else None
+        # The last token is always left to compute, so the block that holds it is too.
+        usable = min(len(request.block_hashes), (request.num_tokens - 1) // self._block)
+        hashes = as_labels(request.block_hashes[:usable])
+        start, tokens = num_computed_tokens // self._block, request.num_tokens
+        found = self.manager.match(request.request_id, hashes, start, tokens=tokens, adapter=adapter)
+        if found.waits:
+            return None, False
+        tokens = found.blocks * self._block
+        return (tokens, True) if tokens and tokens >= self._settings.min_load_tokens else (0, False)
+
+    def _cacheable(self, request: Request) -> bool:
+        """Not what its hashes do not name: media whose id a caller may choose, an adapter not read yet."""
+        if request.mm_features or request.resumable:
+            return False
+        return request.lora_request is None or self._adapters.digest(request.lora_request) is not None
+
+    def allocated(self, request: Request, table: Sequence[int], num_external_tokens: int) -> None:
+        """vLLM gave the request blocks, the first to be loaded behind those that it had itself."""
+        if self.manager is None or not num_external_tokens:
+            return
+        start = self.manager.begins(request.request_id)
+        blocks = np.array(table[start : start + num_external_tokens // self._block], np.uint32)
+        loading = self.manager.load(request.request_id, blocks)
+        self._loads[request.request_id] = Load(loading.tickets, blocks, blocks[loading.blocks :])
+        self._written += table[start:]
+
+    def sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
+        if self.manager is None or not num_external_tokens:
+            return {}
+        origin = self.manager.origin(request.request_id)
+        return {SOURCES[tier]: blocks * self._block for tier, blocks in origin.items()}
+
+    def finish(self, request: Request) -> None:
+        """In whatever state. Its blocks may go at once: see :meth:`step` for stores that read them."""
+        self._requests.pop(request.request_id, None)
+        if self.manager is not None:
+            self.manager.free(request.request_id)
+
+    # ---- each step -----------------------------------------------------------------------------------------------
+
+    def step(self, scheduled: SchedulerOutput) -> StepOrders:
+        """The orders of this step. Stores of earlier steps that read a block which this one writes must end first."""
+        if self.manager is None or self._relay is None:
+            return StepOrders()
+        must_end = self.manager.reading([*self._written, *self._rewritten(scheduled)])
+        for request_id, tokens in scheduled.num_scheduled_tokens.items():
+            self._store(request_id, tokens, scheduled)
+        orders = StepOrders(
+            self._relay.orders(), must_end, self._loads, self._void, scheduled.total_num_scheduled_tokens == 0
+        )
+        self._loads, self._void, self._written = {}, (), []
+        self._prefill = self._prefill_of(scheduled)
+        return orders
+
+    def _prefill_of(self, scheduled: SchedulerOutput) -> tuple[int, int, float] | None:
+        """Tokens, those before them, and the time now, where a step is one request's prefill and little else."""
+        most = max(scheduled.num_scheduled_tokens, key=scheduled.num_scheduled_tokens.__getitem__, default=None)
+        if most is None or self._config.scheduler_config.async_scheduling or most not in self._requests:
+            return None
+        tokens = scheduled.num_scheduled_tokens[most]
+        if tokens < PREFILL_TOKENS or tokens < PREFILL_SHARE * scheduled.total_num_scheduled_tokens:
+            return None
+        return tokens, self._requests[most].num_computed_tokens, time.monotonic()
+
+    def _rewritten(self, scheduled: SchedulerOutput) -> Iterable[int]:
+        """Blocks that were given to a request since the last step and hold nothing that it reads."""
+        for new in scheduled.scheduled_new_reqs:
+            yield from new.block_ids[0][new.num_computed_tokens // self._block :]
+        old = scheduled.scheduled_cached_reqs
+        for request_id, blocks, computed in zip(old.req_ids, old.new_block_ids, old.num_computed_tokens, strict=True):
+            if blocks is not None:
+                yield from blocks[0][computed // self._block if request_id in old.resumed_req_ids else 0 :]
+
+    def _store(self, request_id: str, tokens: int, scheduled: SchedulerOutput) -> None:
+        """Offer the blocks that this step fills. Only tokens that are settled have hashes, so guesses of a speculative
+        step are never in them."""
+        request = self._requests.get(request_id)
+        first = self.manager.stored(request_id) if self.manager is not None else None
+        if request is None or first is None or self.manager is None:
+            return
+        full = min(len(request.block_hashes), (request.num_computed_tokens + tokens) // self._block)
+        tables = scheduled.kv_connector_block_state.get_block_ids(request_id) if full > first else None
+        if tables is not None:
+            hashes = as_labels(request.block_hashes[first:full])
+            self.manager.store(request_id, hashes, np.array(tables[0][first:full], np.uint32))
+
+    def take(self, report: WorkerReport | None) -> None:
+        """What the workers tell of the orders."""
+        if self.manager is None or self._relay is None:
+            return
+        if self._prefill is not None:
+            tokens, context, began = self._prefill
+            self.manager.observe_prefill(tokens, context, time.monotonic() - began)
+            self._prefill = None
+        for rank, told in report.told.items() if report is not None else ():
+            self._relay.deliver(rank, told)
+        for loaded in self.manager.poll():
+            if loaded.blocks < loaded.wanted:
+                logger.warning(
+                    "kvtier: %d of %d blocks of request %s did not arrive and are computed",
+                    loaded.wanted - loaded.blocks,
+                    loaded.wanted,
+                    loaded.request_id,
+                )
+
+    @property
+    def busy(self) -> bool:
+        """Whether the workers should be asked for news although no request waits for any."""
+        return self.manager is not None and self._relay is not None and (self.manager.busy or self._relay.has_orders)
+
+    # ---- the rest ------------------------------------------------------------------------------------------------
+
+    def reset(self) -> bool:
+        """Forget everything in every tier, durably, as after a change of weights."""
+        if self.manager is None:
+            return True
+        try:
+            self._void += self.manager.reset()
+        except OSError as error:
+            logger.error("kvtier: the reset is in force but a restart may bring old pages back: %s", error)
+            return False
+        return True
+
+    def stats(self) -> Stats | None:
+        if self.manager is None:
+            return None
+        now = flatten(self.manager.stats())
+        stats, self._reported = Stats.since(self._reported, now), now
+        return stats
+
+    def close(self) -> None:
+        self._adapters.close()
+        if self.manager is not None:
+            self.manager.close()
+
+
+def as_labels(hashes: Sequence[Any]) -> npt.NDArray[np.uint8]:
+    """vLLM's block hashes as the catalog's labels, uint8 [n, 32]."""
+    return np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 32)

@@ -1,0 +1,211 @@
+"""The worker's side: this rank's data plane over vLLM's own KV cache, and the orders of each step carried out on it.
+
+In a step: what reads blocks that the step writes ends first, then loads begin and run beside the computation, then, the
+step's KV being computed, stores begin and run beside whatever follows. Copies are native and need no GIL.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.logger import init_logger
+
+from kvtier.catalog import PageStatus, Tier
+from kvtier.config import CacheConfig, ConfigError
+from kvtier.connectors.vllm import support
+from kvtier.connectors.vllm.metadata import Introduction, StepOrders, WorkerReport
+from kvtier.geometry import KVGeometry
+from kvtier.messages import Completion, Order, Transfer
+from kvtier.plane import LocalDataPlane
+from kvtier.relay import RankPlane
+from kvtier.tiers.device import DevicePool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vllm.config import VllmConfig
+
+    from kvtier.connectors.vllm.settings import Settings
+
+__all__ = ["WorkerSide", "geometry_of"]
+
+HASH_BYTES = 32
+STORE_PATIENCE = 0.05  # seconds that a step waits for a store that reads what it writes, before it is cancelled
+IDLE_PATIENCE = 0.005  # seconds that a step without computation waits for news, in place of the engine's loop
+CLOSE_PATIENCE = 5.0  # seconds for stores under way when the worker ends
+
+logger = init_logger(f"vllm.{__name__}")
+
+
+def geometry_of(tensors: Mapping[str, torch.Tensor]) -> KVGeometry:
+    """What vLLM's per-layer views are: ``[blocks, KV heads, tokens, K‖V]`` over one buffer, in an order that their
+    strides tell. ValueError for anything else."""
+    shapes = {(tuple(t.shape), tuple(t.stride()), str(t.dtype)) for t in tensors.values()}
+    if len(shapes) != 1:
+        raise ValueError(f"kv_caches: layers of {len(shapes)} kinds; expected all of one shape, layout and dtype")
+    first = next(iter(tensors.values()))
+    if first.dim() != 4 or first.shape[3] % 2:
+        raise ValueError(f"kv_caches: {list(first.shape)}; expected [blocks, KV heads, tokens, K and V]")
+    blocks, heads, tokens, row = first.shape
+    block = math.prod((heads, tokens, row))
+    across = blocks > 1 and first.stride(0) != block  # a block's layers side by side, or a layer's blocks
+    tokens_first = heads > 1 and tokens > 1 and first.stride(2) > first.stride(1)
+    layout = f"vllm.{'bl' if across else 'lb'}{'nh' if tokens_first else 'hn'}c"
+    return KVGeometry(
+        layers=len(tensors),
+        kv_heads=heads,
+        head_dim=row // 2,
+        dtype=str(first.dtype).removeprefix("torch."),
+        block_size=tokens,
+        layout=layout,
+    )
+
+
+@dataclass
+class _Loading:
+    blocks: np.ndarray[Any, np.dtype[np.uint32]]
+    tickets: set[int]
+    failed: set[int] = field(default_factory=set)
+
+
+class WorkerSide:
+    """One rank's part. Every call comes from the worker's own thread."""
+
+    def __init__(self, vllm_config: VllmConfig, settings: Settings, rank: int) -> None:
+        self._config, self._settings, self._rank = vllm_config, settings, rank
+        self._world = vllm_config.parallel_config.tensor_parallel_size
+        self._plane: LocalDataPlane | None = None
+        self._rank_plane: RankPlane | None = None
+        self._introduction: Introduction | None = None
+        self._loading: dict[str, _Loading] = {}
+        self._by_ticket: dict[int, tuple[str, Transfer]] = {}
+        self._news: list[Completion] = []
+        self._invalid: set[int] = set()
+        self._void: set[str] = set()
+
+    # ---- at start ------------------------------------------------------------------------------------------------
+
+    def adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Build the data plane over the engine's KV cache. ConfigError, ValueError or OSError for what cannot be."""
+        geometry = geometry_of(tensors)
+        plane = LocalDataPlane(
+            self._sized(),
+            geometry,
+            DevicePool(geometry, dict(tensors)),
+            label_bytes=HASH_BYTES,
+            rank=self._rank,
+            world=self._world,
+        )
+        self._plane, self._rank_plane = plane, RankPlane(plane)
+        self._introduction = Introduction(
+            plane.hello(), geometry, self._attention(next(iter(tensors))), plane.describe()
+        )
+        for line in (plane.describe(), *plane.warnings()):
+            logger.info("kvtier, rank %d: %s", self._rank, line)
+
+    def _sized(self) -> CacheConfig:
+        """The configuration with this rank's share of each tier, and its own folder."""
+        config = self._settings.cache
+        host = config.host.model_copy(update={"size": config.host.size // self._world})
+        disk = config.disk
+        if disk.path is not None:
+            if not disk.path.is_dir():
+                raise ConfigError(f"disk.path: {str(disk.path)!r} is no directory; expected one that exists")
+            folder = support.engine_folder(disk.path, self._config) / f"rank-{self._rank}-of-{self._world}"
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            disk = disk.model_copy(update={"path": folder, "size": disk.size // self._world})
+        return config.model_copy(update={"host": host, "disk": disk})
+
+    def _attention(self, layer: str) -> str:
+        """The kernel and its instruction set: they decide what lies where in a block, and how sums are rounded."""
+        module = self._config.compilation_config.static_forward_context[layer]
+        backend = module.get_attn_backend().get_name()
+        machine = torch.backends.cpu.get_cpu_capability()
+        return f"{backend}/{getattr(module, 'isa', 'any')}/{machine}/torch-{torch.__version__}"
+
+    @property
+    def introduction(self) -> Introduction | None:
+        return self._introduction
+
+    # ---- in each step --------------------------------------------------------------------------------------------
+
+    def before_forward(self, step: StepOrders) -> None:
+        """End what reads the blocks that are written now; begin to load."""
+        rank = self._rank_plane
+        if rank is None:
+            return
+        rank.drain(step.must_end, STORE_PATIENCE)
+        for request, load in step.loads.items():
+            self._loading[request] = _Loading(load.blocks, set(load.tickets), set(load.lost.tolist()))
+        for order in step.orders:
+            if isinstance(order, Transfer) and order.path[-1] == Tier.DEVICE:
+                owner = next((r for r, load in step.loads.items() if order.ticket in load.tickets), None)
+                if owner is not None:
+                    self._by_ticket[order.ticket] = (owner, order)
+        self._void |= set(step.void) & self._loading.keys()
+        rank.carry_out(order for order in step.orders if not _is_store(order))
+
+    def after_forward(self, step: StepOrders) -> None:
+        """The step's KV is computed: begin to store."""
+        if self._rank_plane is not None:
+            self._rank_plane.carry_out(order for order in step.orders if _is_store(order))
+
+    def ended_loads(self, step: StepOrders | None) -> set[str]:
+        """Requests nothing of whose loads can touch a block any more; see :meth:`take_invalid` for what is missing."""
+        rank = self._rank_plane
+        if rank is None:
+            return set()
+        news = rank.poll()
+        if not news and step is not None and step.idle and rank.plane.pending():
+            rank.plane.wait(IDLE_PATIENCE)
+            news = rank.poll()
+        for line in rank.refused:
+            logger.warning("kvtier, rank %d: %s", self._rank, line)
+        rank.refused.clear()
+        self._news += news
+        for done in news:
+            self._note(done)
+        ended = {request for request, loading in self._loading.items() if not loading.tickets}
+        for request in ended:
+            loading = self._loading.pop(request)
+            self._invalid |= set(loading.blocks.tolist()) if request in self._void else loading.failed
+            self._void.discard(request)
+        return ended
+
+    def _note(self, done: Completion) -> None:
+        known = self._by_ticket.get(done.ticket)
+        if known is None or (done.status[-1] == PageStatus.PENDING).any():  # the engine's blocks may still be written
+            return
+        request, order = self._by_ticket.pop(done.ticket)
+        loading = self._loading[request]
+        loading.failed |= set(order.slots[-1][(done.status != PageStatus.OK).any(axis=0)].tolist())
+        loading.tickets.discard(done.ticket)
+
+    def take_invalid(self) -> set[int]:
+        """The engine's blocks that were to be loaded and were not, of the requests that have ended since last time."""
+        invalid, self._invalid = self._invalid, set()
+        return invalid
+
+    def report(self) -> WorkerReport | None:
+        news, self._news = self._news, []
+        return WorkerReport({self._rank: news}) if news else None
+
+    def close(self) -> None:
+        """Let the copies that are under way end, then give memory, threads and files back."""
+        plane, self._plane, self._rank_plane = self._plane, None, None
+        if plane is None:
+            return
+        for _ in range(int(CLOSE_PATIENCE / 0.1)):
+            if not plane.pending():
+                break
+            plane.wait(0.1)
+            plane.poll()
+        plane.close()
+
+
+def _is_store(order: Order) -> bool:
+    return isinstance(order, Transfer) and order.path[0] == Tier.DEVICE

@@ -1,0 +1,66 @@
+"""What OffloadManager knows of a request whose blocks are the engine's, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Blocks", "ForeignRequest", "Found", "Hashes", "Loaded", "Loading"]
+
+Blocks = npt.NDArray[np.uint32]
+Hashes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What ``match`` found behind the blocks that the engine has itself; leased until ``load`` or the request's end."""
+
+    blocks: int
+    blocks_by_tier: dict[str, int]
+    """Where they would come from; the values sum to ``blocks``."""
+    waits: bool = False
+    """More could be had, but another request is bringing it up from disk just now: ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What ``load`` ordered. Blocks from ``blocks`` on were promised but nothing can bring them now."""
+
+    blocks: int
+    tickets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A request whose loads have ended: the first ``blocks`` of those it asked for are in place, the rest is not."""
+
+    request_id: str
+    blocks: int
+    wanted: int
+
+
+@dataclass(slots=True)
+class ForeignRequest:
+    """One request.
+
+    blocks     |<- start: the engine's own ->|<- nodes: promised ->|<- to compute ->|
+    blocks     |<-------------- stored: offered to the catalog ------------>|
+    """
+
+    number: int
+    space: bytes
+    state: Literal["matched", "loading", "running"] = "matched"
+    start: int = 0
+    nodes: Blocks = field(default_factory=lambda: np.empty(0, np.uint32))
+    origin: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    arrived: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    tickets: set[int] = field(default_factory=set)
+    expires: float = 0.0
+    patience: float = 0.0  # until when it waits for what others bring
+    stored: int = 0
+    tail: int | None = None  # node of the last block offered
+    cacheable: bool = True
+    failed: bool = False  # a load failed: what cannot be had once is not tried again for this request

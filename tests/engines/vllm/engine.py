@@ -1,0 +1,101 @@
+"""A real vLLM in a process of its own: reads a plan from its arguments, prints what happened as the last line, JSON.
+
+    python engine.py '{"extra": {"host.size": "64MiB"}, "steps": [["generate", 0], ["metrics"]]}'
+
+``extra`` null: no connector. Steps: ``generate`` [prompt number, salt], ``batch`` [prompt numbers], ``reset``
+[connector too], ``quiet`` (until nothing is under way), ``abort`` [prompt number, after how many engine steps],
+``metrics``.
+"""
+
+import json
+import os
+import sys
+import time
+
+os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "2"}
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+BLOCK = 32
+PROMPT = 200  # tokens: six full blocks and a part
+DEVICE_BLOCKS = 12  # the longest request and one more: each prompt pushes the one before it out
+
+
+def prompt(number):
+    return [(7 * i + 13 * number * (i % 5 + 1)) % 40000 + 100 for i in range(PROMPT)]
+
+
+def make(plan):
+    from vllm import LLM
+
+    from kvtier.lab.smollm2 import packaged_model
+
+    options = {}
+    if plan["extra"] is not None:
+        options["kv_transfer_config"] = {
+            "kv_connector": "KVTierConnector",
+            "kv_connector_module_path": "kvtier.connectors.vllm",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": plan["extra"],
+        }
+    options |= plan.get("options", {})
+    return LLM(
+        model=str(packaged_model()),
+        dtype="float32",
+        max_model_len=320,
+        block_size=BLOCK,
+        num_gpu_blocks_override=DEVICE_BLOCKS,
+        max_num_seqs=2,
+        enforce_eager=True,
+        seed=0,
+        disable_log_stats=False,
+        **options,
+    )
+
+
+class Driver:
+    def __init__(self, llm):
+        from vllm import SamplingParams
+
+        self.llm = llm
+        self.sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+    def generate(self, number, salt=None):
+        return self.batch([number], salt)[0]
+
+    def batch(self, numbers, salt=None):
+        prompts = [{"prompt_token_ids": prompt(n)} | ({"cache_salt": salt} if salt else {}) for n in numbers]
+        outputs = self.llm.generate(prompts, self.sampling, use_tqdm=False)
+        return [{"tokens": list(o.outputs[0].token_ids), "cached": o.num_cached_tokens} for o in outputs]
+
+    def abort(self, number, steps):
+        engine = self.llm.llm_engine
+        engine.add_request(f"abort-{number}-{steps}", {"prompt_token_ids": prompt(number)}, self.sampling)
+        for _ in range(steps):
+            engine.step()
+        engine.abort_request([f"abort-{number}-{steps}"])
+
+    def reset(self, connector):
+        return self.llm.reset_prefix_cache(reset_connector=connector)
+
+    def quiet(self, seconds=1.0):
+        time.sleep(seconds)  # the engine's own process goes on as long as stores are under way
+
+    def metrics(self):
+        found = {}
+        for metric in self.llm.get_metrics():
+            labels = {k: v for k, v in metric.labels.items() if k not in ("model_name", "engine")}
+            if hasattr(metric, "value"):
+                found[":".join([metric.name, *labels.values()])] = metric.value
+        return found
+
+
+def main():
+    plan = json.loads(sys.argv[1])
+    driver = Driver(make(plan))
+    results = [getattr(driver, name)(*arguments) for name, *arguments in plan["steps"]]
+    driver.llm.llm_engine.engine_core.shutdown()
+    print(json.dumps(results), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,358 @@
+"""The connector's two sides with vLLM's types and real bytes, without a model: two ranks in one process."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs the environment that `make test-vllm` makes")
+
+import torch
+from vllm.lora.request import LoRARequest
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvtier.config import ConfigError
+from kvtier.connectors.vllm import support
+from kvtier.connectors.vllm.adapters import Adapters
+from kvtier.connectors.vllm.metadata import WorkerReport
+from kvtier.connectors.vllm.metrics import Stats
+from kvtier.connectors.vllm.scheduler import SchedulerSide
+from kvtier.connectors.vllm.settings import Settings
+from kvtier.connectors.vllm.worker import WorkerSide, geometry_of
+
+BLOCKS, HEADS, TOKENS, ROW, LAYERS = 16, 2, 32, 16, 3
+
+
+def config(ranks=2, **cache):
+    layer = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "CPU_ATTN"), isa="vec")
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=ranks, data_parallel_size=1, data_parallel_rank=0, pipeline_parallel_size=1
+        ),
+        cache_config=SimpleNamespace(
+            cache_dtype="auto", prefix_caching_hash_algo="sha256", enable_prefix_caching=True, **cache
+        ),
+        model_config=SimpleNamespace(
+            model="m",
+            revision=None,
+            dtype="float32",
+            quantization=None,
+            max_model_len=512,
+            hf_overrides={},
+            hf_text_config=SimpleNamespace(rope_theta=1.0),
+        ),
+        load_config=SimpleNamespace(load_format="auto"),
+        device_config=SimpleNamespace(device_type="cpu"),
+        scheduler_config=SimpleNamespace(async_scheduling=False),
+        compilation_config=SimpleNamespace(static_forward_context={"layer.0": layer}),
+    )
+
+
+class Engine:
+    """vLLM's part: blocks, and the order of calls in a step."""
+
+    def __init__(self, extra, ranks=2):
+        settings = Settings.read(extra, TOKENS)
+        self.config = config(ranks)
+        self.scheduler = SchedulerSide(self.config, settings)
+        self.workers, self.caches = [], []
+        for rank in range(ranks):
+            buffer = torch.zeros(LAYERS, BLOCKS, HEADS, TOKENS, ROW)
+            worker = WorkerSide(self.config, settings, rank)
+            worker.adopt({f"layer.{i}": buffer[i] for i in range(LAYERS)})
+            self.workers.append(worker)
+            self.caches.append(buffer)
+        self.scheduler.connect({rank: worker.introduction for rank, worker in enumerate(self.workers)})
+        self.finished, self.invalid = set(), set()
+        self.ended = Counter()  # how many ranks have reported a request
+
+    def step(self, new=(), compute=None, computed=()):
+        """``new``: (request, table, computed tokens); ``compute`` writes KV."""
+        output = SimpleNamespace(
+            scheduled_new_reqs=[
+                SimpleNamespace(req_id=request.request_id, block_ids=(table,), num_computed_tokens=done)
+                for request, table, done in new
+            ],
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
+            ),
+            num_scheduled_tokens={request.request_id: request.num_tokens - done for request, _, done in new},
+            total_num_scheduled_tokens=sum(request.num_tokens - done for request, _, done in new),
+            kv_connector_block_state=SimpleNamespace(
+                get_block_ids=lambda name: next((t,) for r, t, _ in new if r.request_id == name)
+            ),
+        )
+        for request, _, done in new:
+            request.num_computed_tokens = done
+        orders = self.scheduler.step(output)
+        report = None
+        for worker in self.workers:
+            worker.before_forward(orders)
+        if compute:
+            compute()
+        for worker in self.workers:
+            worker.after_forward(orders)
+            self.ended.update(worker.ended_loads(orders))
+            self.invalid |= worker.take_invalid()
+            told = worker.report()
+            report = told if report is None else report.aggregate(told) if told is not None else report
+        self.scheduler.take(report)
+        self.finished |= {name for name, ranks in self.ended.items() if ranks == len(self.workers)}
+        return orders
+
+    def until(self, condition):
+        for _ in range(2000):
+            if condition():
+                return
+            self.step()
+        raise AssertionError("never")
+
+    def close(self):
+        for worker in self.workers:
+            worker.close()
+        self.scheduler.close()
+
+
+def request(name, tokens, stem=b"a", lora=None):
+    hashes = [bytes([i]) + stem.ljust(31, b".") for i in range(tokens // TOKENS)]
+    return SimpleNamespace(
+        request_id=name,
+        num_tokens=tokens,
+        num_computed_tokens=0,
+        block_hashes=hashes,
+        mm_features=[],
+        resumable=False,
+        lora_request=lora,
+    )
+
+
+@pytest.fixture
+def engine():
+    made = []
+
+    def make(extra=None, ranks=2):
+        made.append(Engine({"host.size": "1MiB", "min_load_tokens": 0, "load_policy": "always"} | (extra or {}), ranks))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def fill(engine, table):
+    for rank, cache in enumerate(engine.caches):
+        for block in table:
+            cache[:, block] = torch.randn(LAYERS, HEADS, TOKENS, ROW) + rank
+
+
+def content(engine, table):
+    return [cache[:, table].clone() for cache in engine.caches]
+
+
+def store(engine, name="a", table=(1, 2, 3, 4)):
+    first = request(name, TOKENS * len(table) + 1)
+    engine.scheduler.begin(first)
+    assert engine.scheduler.match(first, 0) == (0, False)
+    engine.step([(first, [*table, 15], 0)], lambda: fill(engine, table))
+    kept = content(engine, list(table))
+    engine.scheduler.finish(first)
+    engine.until(lambda: not engine.scheduler.busy)
+    return kept
+
+
+def load(engine, name="b", table=(5, 6, 7, 8)):
+    again = request(name, TOKENS * len(table) + 1)
+    engine.scheduler.begin(again)
+    found = engine.scheduler.match(again, 0)
+    if found[0]:
+        engine.scheduler.allocated(again, list(table), found[0])
+    return again, found
+
+
+def test_both_ranks_get_their_own_bytes_back(engine):
+    two = engine()
+    kept = store(two)
+    again, found = load(two)
+    assert found == (4 * TOKENS, True)
+    assert two.scheduler.sources(again, 4 * TOKENS) == {CacheHitSource.HOST: 4 * TOKENS}
+    two.until(lambda: "b" in two.finished)
+    assert not two.invalid
+    assert all(torch.equal(x, y) for x, y in zip(content(two, [5, 6, 7, 8]), kept, strict=True))
+    assert not torch.equal(*kept)
+
+
+def test_a_page_that_one_rank_lost_is_reported_and_the_rest_is_right(engine, tmp_path):
+    extra = {"disk.path": str(tmp_path), "disk.size": "8MiB", "host.size": "1MiB", "weights_revision": "1"}
+    first = engine(extra)
+    kept = store(first)
+    first.close()
+    slab = next(tmp_path.rglob("rank-1-of-2/slab"))
+    data = bytearray(slab.read_bytes())
+    page = LAYERS * HEADS * TOKENS * ROW * 4
+    broken = [n for n in range(len(data) // page) if any(data[n * page : (n + 1) * page])][2]
+    data[broken * page + 77] ^= 1
+    slab.write_bytes(data)
+    second = engine(extra)
+    _, found = load(second)
+    assert found == (4 * TOKENS, True)
+    second.until(lambda: "b" in second.finished)
+    assert len(second.invalid) == 1
+    good = [n for n, block in enumerate((5, 6, 7, 8)) if block not in second.invalid]
+    for now, was in zip(content(second, [5, 6, 7, 8]), kept, strict=True):
+        assert torch.equal(now[:, good], was[:, good])
+    _, found = load(second, "c")
+    assert found[0] in (0, None) or found[0] < 4 * TOKENS, "what was lost is not promised again"
+
+
+def test_a_step_that_writes_a_block_waits_for_the_store_that_reads_it(engine):
+    two = engine()
+    first = request("a", TOKENS * 4 + 1)
+    two.scheduler.begin(first)
+    two.scheduler.match(first, 0)
+    two.step([(first, [1, 2, 3, 4, 15], 0)], lambda: fill(two, [1, 2, 3, 4]))
+    kept = content(two, [1, 2, 3, 4])
+    two.scheduler.finish(first)
+    other = request("b", TOKENS * 4 + 1, b"b")
+    two.scheduler.begin(other)
+    two.scheduler.match(other, 0)
+    two.step([(other, [3, 4, 1, 2, 15], 0)], lambda: fill(two, [1, 2, 3, 4]))
+    two.until(lambda: not two.scheduler.busy)
+    _, found = load(two, "c")
+    assert found == (4 * TOKENS, True)
+    two.until(lambda: "c" in two.finished)
+    assert all(torch.equal(x, y) for x, y in zip(content(two, [5, 6, 7, 8]), kept, strict=True))
+
+
+def test_a_request_aborted_in_mid_load_is_still_reported_once(engine):
+    two = engine()
+    store(two)
+    again, _ = load(two)
+    two.scheduler.finish(again)
+    two.until(lambda: "b" in two.finished)
+    for _ in range(20):
+        two.step()
+    assert two.ended["b"] == 2
+    assert two.scheduler.manager.catalog.stats()["leases"] == 0
+
+
+def test_a_reset_voids_what_loads_and_outlives_the_engine(engine, tmp_path):
+    extra = {"disk.path": str(tmp_path), "disk.size": "8MiB", "weights_revision": "1"}
+    first = engine(extra)
+    store(first)
+    load(first)
+    assert first.scheduler.reset() is True
+    first.until(lambda: "b" in first.finished)
+    assert first.invalid == {5, 6, 7, 8}
+    first.close()
+    second = engine(extra)
+    assert load(second)[1] == (0, False)
+
+
+def test_what_the_hashes_do_not_name_is_not_cached(engine, tmp_path):
+    one = engine(ranks=1)
+    picture = request("a", TOKENS * 4 + 1)
+    picture.mm_features = [object()]
+    one.scheduler.begin(picture)
+    assert one.scheduler.match(picture, 0) == (0, False)
+    one.step([(picture, [1, 2, 3, 4, 15], 0)])
+    assert not one.scheduler.busy
+
+
+def write_adapter(folder, value):
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes(bytes([value]) * 100)
+
+
+def wait_for(adapters, adapter):
+    while adapters.digest(adapter) is None:
+        assert not all(f.done() and f.exception() for f in adapters._digests.values())
+    return adapters.digest(adapter)
+
+
+def test_an_adapter_is_its_content(tmp_path):
+    adapters = Adapters()
+    write_adapter(tmp_path / "a", 1)
+    write_adapter(tmp_path / "b", 1)
+    first = wait_for(adapters, LoRARequest("x", 1, str(tmp_path / "a")))
+    assert wait_for(adapters, LoRARequest("y", 2, str(tmp_path / "b"))) == first
+    write_adapter(tmp_path / "a", 2)
+    assert adapters.digest(LoRARequest("x", 1, str(tmp_path / "a"))) == first, "what vLLM still has loaded"
+    again = LoRARequest("x", 1, str(tmp_path / "a"), load_inplace=True)
+    adapters.digest(again)
+    assert wait_for(adapters, LoRARequest("x", 1, str(tmp_path / "a"))) != first
+    missing = LoRARequest("z", 3, str(tmp_path / "nowhere"))
+    adapters.digest(missing)
+    adapters.close()
+    assert adapters.digest(missing) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: setattr(c.parallel_config, "pipeline_parallel_size", 2), "pipeline_parallel_size: 2: expected 1"),
+        (lambda c: setattr(c.cache_config, "enable_prefix_caching", False), "enable_prefix_caching: False"),
+        (lambda c: setattr(c.cache_config, "prefix_caching_hash_algo", "xxhash"), "expected sha256 or sha256_cbor"),
+        (lambda c: setattr(c.device_config, "device_type", "cuda"), "device: 'cuda': expected 'cpu'"),
+        (lambda c: None, "weights' revision is not known"),
+        (lambda c: setattr(c.load_config, "load_format", "dummy"), "load_format: 'dummy'"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(change, said, tmp_path):
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=ROW // 2, dtype=torch.float32)
+    groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)], hash_block_size=None)
+    wrong = config()
+    change(wrong)
+    with pytest.raises(ConfigError, match=said):
+        support.check(wrong, groups, Settings.read({"disk.path": str(tmp_path)}, TOKENS))
+    assert support.check(config(), groups, Settings.read({}, TOKENS)) == []
+    groups.kv_cache_groups *= 2
+    with pytest.raises(ConfigError, match="kv_cache_groups: 2: expected 1"):
+        support.check(config(), groups, Settings.read({}, TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"host.sise": 1}, "did you mean host.size"),
+        ({"min_load_token": 1}, "did you mean min_load_tokens"),
+        ({"min_load_tokens": -1}, "min_load_tokens: -1: expected a number of tokens, 0 or more"),
+        ({"min_load_tokens": "many"}, "min_load_tokens: 'many'"),
+        ({"block_size": 16}, f"block_size: 16: expected {TOKENS}, the engine's own"),
+    ],
+)
+def test_wrong_settings_name_the_key_and_what_is_accepted(extra, said):
+    with pytest.raises(ConfigError, match=said):
+        Settings.read(extra, TOKENS)
+
+
+def test_the_layout_is_read_from_the_strides():
+    flat = torch.zeros(LAYERS * BLOCKS * HEADS * TOKENS * ROW)
+    views = {
+        "vllm.lbhnc": flat.view(LAYERS, BLOCKS, HEADS, TOKENS, ROW).unbind(0),
+        "vllm.blhnc": flat.view(BLOCKS, LAYERS, HEADS, TOKENS, ROW).unbind(1),
+        "vllm.lbnhc": flat.view(LAYERS, BLOCKS, TOKENS, HEADS, ROW).transpose(2, 3).unbind(0),
+        "vllm.blnhc": flat.view(BLOCKS, LAYERS, TOKENS, HEADS, ROW).transpose(2, 3).unbind(1),
+    }
+    for layout, tensors in views.items():
+        assert geometry_of(dict(enumerate(tensors))).layout == layout
+    with pytest.raises(ValueError, match="expected all of one shape"):
+        geometry_of({"a": flat.view(-1, 2, 32, 16), "b": flat.view(-1, 1, 64, 16)})
+    with pytest.raises(ValueError, match=r"expected \[blocks, KV heads, tokens, K and V\]"):
+        geometry_of({"a": flat.view(-1, 32, 16)})
+
+
+def test_stats_add_up_over_steps_and_gauges_do_not():
+    first = Stats.since({}, {"bytes_moved:host_to_device": 10, "pages:host": 3, "expired": 0})
+    second = Stats.since(
+        {"bytes_moved:host_to_device": 10, "pages:host": 3}, {"bytes_moved:host_to_device": 15, "pages:host": 2}
+    )
+    assert first.data == {"bytes_moved:host_to_device": 10, "pages:host": 3}
+    assert first.aggregate(second).data == {"bytes_moved:host_to_device": 15, "pages:host": 2}
+    assert Stats.since({"pages:host": 3}, {"pages:host": 3}).is_empty()
+
+
+def test_reports_of_ranks_are_kept_apart():
+    assert WorkerReport({0: [1]}).aggregate(WorkerReport({1: [2]})).told == {0: [1], 1: [2]}
