@@ -22,13 +22,15 @@ from kvtier._core import Tier
 if TYPE_CHECKING:
     from kvtier.costmodel import CostModel
 
-__all__ = ["ONBOARD", "STAGE", "STAGE_ONBOARD", "Choice", "History", "Outcome", "choose"]
+__all__ = ["ONBOARD", "STAGE", "STAGE_ONBOARD", "Choice", "History", "Outcome", "choose", "split"]
 
 ONBOARD = (Tier.HOST, Tier.DEVICE)
 STAGE = (Tier.DISK, Tier.HOST)
 STAGE_ONBOARD = (Tier.DISK, Tier.HOST, Tier.DEVICE)
 
 _ENDS = 8  # ends of runs that are looked at; where there are more, the last ones
+_FAR = 1 / 6  # of what the other takes, up to which a split is looked at
+_SPLIT = 0.9  # of the time of the better alone, up to which it is chosen
 _CLEARLY = 0.97  # less is loaded than could be where that takes no more than this share of the time
 
 
@@ -46,11 +48,13 @@ class Choice(NamedTuple):
     all_computed_s: float | None
     """With nothing loaded that is not on the device already."""
     why: str
+    front: int = 0
+    """Where above 0: nothing is waited for; so many blocks are expected to be computed while those behind them load."""
 
     @property
     def slower(self) -> bool:
         """Whether something was found that is not loaded because computing it is faster."""
-        return self.blocks < self.found
+        return self.blocks < self.found and not self.front
 
 
 def choose(
@@ -91,6 +95,43 @@ def choose(
     if best[0] + best[1] < _CLEARLY * all_loaded:
         load, compute, end = best
     return Choice(end, found, load, compute, all_loaded, all_computed, "computing is faster" if end < found else "")
+
+
+def split(
+    model: CostModel,
+    tiers: npt.NDArray[np.uint8],
+    filling: npt.NDArray[np.uint64],
+    tokens: int,
+    block: int,
+    now: float,
+    choice: Choice,
+) -> Choice:
+    """``choice``, or to compute the front of what was found while its tail loads, where that is clearly faster.
+
+    After x computed blocks the rest must just have come: recompute(x) = load(found - x), found by bisection. Where one
+    of both takes several times as long as the other, little is to be won, and computing is not free to others.
+    """
+    elsewhere = np.flatnonzero(tiers != Tier.DEVICE)
+    if choice.all_loaded_s is None or choice.load_s is None or choice.compute_s is None or not len(elsewhere):
+        return choice
+    first, found = int(elsewhere[0]), len(tiers)
+    rest = model.recompute(tokens - found * block, found * block)
+    whole = model.recompute((found - first) * block, first * block)
+    if rest is None or whole is None or not _FAR < whole / max(choice.all_loaded_s - rest, 1e-9) < 1 / _FAR:
+        return choice
+    low, high = 0, found - first
+    while high - low > 1:
+        middle = (low + high) // 2
+        load = _load(model, tiers[first + middle :], filling[first + middle :], now)
+        compute = model.recompute(middle * block, first * block)
+        if load is None or compute is None:
+            return choice
+        low, high = (middle, high) if compute < load else (low, middle)
+    front = model.recompute(high * block, first * block)
+    if front is None or front + rest > _SPLIT * (choice.load_s + choice.compute_s):
+        return choice
+    why = "computing the front while the tail loads is faster"
+    return choice._replace(blocks=first, load_s=front, compute_s=rest, why=why, front=high)
 
 
 def _load(model: CostModel, tiers: npt.NDArray[np.uint8], filling: npt.NDArray[np.uint64], now: float) -> float | None:
@@ -136,6 +177,7 @@ class Outcome:
         found = ", ".join(f"{count} in {tier}" for tier, count in self.by_tier.items()) or "none"
         text = f"{request_id}: {self.tokens} tokens, found {found}; chose to load {choice.blocks * self.block}"
         text += f" ({choice.why})" if choice.why else ""
+        text += f" (about {choice.front * self.block} tokens of it)" if choice.front else ""
         text += f"; predicted: load {_ms(choice.load_s)}, compute the rest {_ms(choice.compute_s)}"
         if choice.all_computed_s is not None or choice.all_loaded_s is not None:
             text += f" (all loaded {_ms(choice.all_loaded_s)}, all computed {_ms(choice.all_computed_s)})"

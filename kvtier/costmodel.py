@@ -35,6 +35,8 @@ LANES = {
     (Tier.HOST, Tier.DISK): "spill",
     (Tier.DISK, Tier.HOST): "stage",
 }
+_STORES = ("offload", "spill")
+_SAMPLE = 7  # of how many stores one is learnt from
 _NEAR_ZERO = 1e-9
 
 
@@ -50,6 +52,7 @@ class _Lane:
     ended: float = 0.0
     busy_since: float = 0.0
     queued: list[int] = field(default_factory=lambda: [0] * len(Priority))  # bytes under way, by priority
+    seen: int = 0
     pending: int = 0  # bytes that ended together with others and are counted with the next ones
 
     def occupied(self, ahead: int, now: float) -> float:
@@ -116,8 +119,14 @@ class CostModel:
             for name in known.lanes:
                 self._lanes[name].queued[known.priority] -= known.bytes
         for hop in done.hops:
-            if hop.carried and hop.lane in self._lanes and hop.ended_s > hop.started_s > 0:
-                self._learn(self._lanes[hop.lane], hop.carried, hop.started_s, hop.ended_s)
+            lane = self._lanes.get(hop.lane)
+            if lane is None or not (hop.carried and hop.ended_s > hop.started_s > 0):
+                continue
+            lane.seen += 1
+            if hop.lane in _STORES and lane.seen % _SAMPLE != 1:  # no decision needs it: a sample is enough to tell of
+                lane.ended = max(lane.ended, hop.ended_s)
+                continue
+            self._learn(lane, hop.carried, hop.started_s, hop.ended_s)
 
     def _learn(self, lane: _Lane, size: int, started: float, ended: float) -> None:
         """The lane's time between two ends, or from an idle lane's start, belongs to the bytes that ended with it."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from kvtier.catalog import Catalog, Residency, Tier
 from kvtier.sequence import Loaded, Sequence, State
+from kvtier.tail import Tail, TailLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,6 +50,7 @@ class Loader:
         self._placement = placement
         self._lookup = lookup
         self._policy = policy
+        self._tails = TailLoader(catalog, placement, config.block_size)
         self._counts = counts
         self._clock = clock
         self._matched: dict[str, Sequence] = {}
@@ -71,10 +73,12 @@ class Loader:
     def _choose(self, sequence: Sequence, limit: int | None) -> None:
         """Lease what shall be loaded of the prefix; what follows it is to be computed."""
         match = self._lookup.match(sequence, limit)
-        hit = self._policy.decide(sequence, match).blocks
-        if hit < match.hit:  # a lease on what is not promised would end with the request only
-            match = self._lookup.match(sequence, limit=hit)
-        sequence.nodes, sequence.origin = match.nodes, match.tiers
+        choice = self._policy.decide(sequence, match)
+        hold = choice.found if choice.front else choice.blocks
+        if hold < match.hit:  # a lease on what is not promised would end with the request only
+            match = self._lookup.match(sequence, limit=hold)
+        sequence.nodes, sequence.origin = match.nodes[: choice.blocks], match.tiers
+        sequence.tail = Tail(match.nodes) if choice.front else None
 
     def waits_for_slots(self, request_id: str) -> bool:
         """Whether the request was promised something and has not been given slots."""
@@ -82,6 +86,7 @@ class Loader:
 
     def revoke(self, sequence: Sequence) -> None:
         """Nothing promised and not arrived may be read any more; of a request that loads, ``advance`` reports it."""
+        self._tails.drop(sequence)
         if sequence.state not in (State.MATCHED, State.LOADING):
             return
         self._placement.cancel(sequence.tickets)
@@ -93,6 +98,7 @@ class Loader:
         """The request leaves the device or ends: let go of all that it holds, and stop what can be stopped."""
         self._matched.pop(sequence.request_id, None)
         self._loading.pop(sequence.request_id, None)
+        self._tails.drop(sequence)
         self._placement.cancel(sequence.tickets)
         sequence.tickets.clear()
         self._catalog.release(sequence.request)
@@ -137,6 +143,14 @@ class Loader:
             self._bring(sequence, start=True)
         return True
 
+    def skip(self, sequence: Sequence) -> Loaded | None:
+        """Switch to the tail that was loaded meanwhile, if what is computed reaches it."""
+        loaded = self._tails.take(sequence)
+        if loaded is not None:
+            self._policy.skipped(sequence, sum(loaded.tokens_by_tier.values()))
+            self._counts.tokens_found.update(loaded.tokens_by_tier)
+        return loaded
+
     def _grow(self, sequence: Sequence, blocks: int) -> bool:
         """Further private slots behind those that the request has."""
         held = len(sequence.table) if sequence.state is State.RUNNING else sequence.promised + len(sequence.private)
@@ -155,8 +169,9 @@ class Loader:
     def advance(self, ended: Mapping[int, bool]) -> list[Loaded]:
         """Go on after transfers ``ended`` (by ticket: whether all went well); returns the requests now RUNNING."""
         now = self._clock()
+        self._tails.advance()
         steps = [self._step(sequence, ended, now) for sequence in list(self._loading.values())]
-        for sequence in [s for s in self._matched.values() if s.expires <= now and s.promised]:
+        for sequence in [s for s in self._matched.values() if s.expires <= now and (s.promised or s.tail is not None)]:
             self._counts.expired += 1
             self.revoke(sequence)
         return [loaded for loaded in steps if loaded is not None]
@@ -199,7 +214,10 @@ class Loader:
 
     def _finish(self, sequence: Sequence) -> None:
         """All that will come is there: hold it on the device, let go of the rest, and make the table."""
-        blocks = min(self._catalog.narrow(sequence.request, Tier.DEVICE), sequence.promised)
+        if sequence.tail is not None:  # what it holds is used later, and what is promised is on the device
+            blocks = sequence.promised
+        else:
+            blocks = min(self._catalog.narrow(sequence.request, Tier.DEVICE), sequence.promised)
         sequence.nodes = sequence.nodes[:blocks]
         short = sequence.wanted - blocks - len(sequence.private)
         if short > 0:
@@ -211,5 +229,7 @@ class Loader:
         sequence.cached = blocks
         sequence.state = State.RUNNING
         self._policy.ended(sequence, blocks)
+        if sequence.tail is not None:
+            self._tails.start(sequence)
         self._counts.tokens_found.update(sequence.tokens_by_tier(blocks, self._block))
         self._placement.on_hit(sequence.nodes)

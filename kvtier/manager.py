@@ -191,6 +191,16 @@ class CacheManager:
         """Device slots of the request's blocks in order, uint32 [blocks]. Not final while the request loads."""
         return self._loader.table(self._known(request_id))
 
+    def skip(self, request_id: str) -> Loaded | None:
+        """Whether the request's next tokens were loaded while those before them were computed.
+
+        For engines that said :meth:`can_split`, to ask before each pass of a prompt. None: compute on. Else the first
+        ``num_computed_tokens`` are in the slots of the table as :meth:`block_table` has it now, of which those behind
+        what was computed are others than before; ``tokens_by_tier`` says where the skipped ones came from.
+        """
+        sequence = self._known(request_id)
+        return self._loader.skip(sequence) if sequence.tail is not None and sequence.state is State.RUNNING else None
+
     def append_tokens(
         self, request_id: str, tokens: Iterable[int] | npt.NDArray[np.integer], *, media: Iterable[Media] = ()
     ) -> None:
@@ -276,6 +286,11 @@ class CacheManager:
         self.costs.observe_prefill(new_tokens, context, seconds)
         if request_id is not None:
             self.policy.computed(request_id, new_tokens, seconds)
+
+    def can_split(self) -> None:
+        """This engine asks :meth:`skip` before each pass of a prompt: so a front may be computed while the rest loads,
+        and such a request is ready at once, with no more promised than is on the device."""
+        self.policy.splits = True
 
     def explain(self, request_id: str) -> str:
         """One line: what was found for one of the last 1024 requests, what of it was loaded and why, with predicted and

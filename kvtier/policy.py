@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtier.catalog import Catalog, Match, Residency, Tier
-from kvtier.choice import STAGE, Choice, History, Outcome, choose
+from kvtier.choice import STAGE, Choice, History, Outcome, choose, split
 from kvtier.messages import Priority
 from kvtier.sequence import Sequence, State
 
@@ -54,6 +54,8 @@ class LoadPolicy:
         clock: Callable[[], float],
     ) -> None:
         self.rule = config.load_policy
+        self.splits = False
+        """Whether the engine can compute the front of a prefix while its tail loads."""
         self.history = History()
         self.cuts = 0
         self.probes = 0
@@ -76,6 +78,8 @@ class LoadPolicy:
         now = self._clock()
         if self.rule == "cost":
             choice = choose(self._costs, tiers, filling, sequence.num_tokens, self._block, now)
+            if self.splits:
+                choice = split(self._costs, tiers, filling, sequence.num_tokens, self._block, now, choice)
             if choice.slower:
                 self._ask_again(match, choice.blocks, now)
         elif self.rule == "always":
@@ -98,7 +102,12 @@ class LoadPolicy:
 
     def is_stale(self, sequence: Sequence) -> bool:
         """Whether what was chosen for it should be chosen again before loads are ordered."""
-        if self.rule != "cost" or sequence.broken or not (sequence.origin != Tier.DEVICE).any():
+        if (
+            self.rule != "cost"
+            or sequence.broken
+            or sequence.tail is not None
+            or not (sequence.origin != Tier.DEVICE).any()
+        ):
             return False
         return self._clock() - sequence.chosen_at > _STALE
 
@@ -171,6 +180,13 @@ class LoadPolicy:
         if outcome is not None:
             outcome.loaded_s = 0.0 if outcome.began is None else self._clock() - outcome.began
             outcome.loaded_tokens = blocks * self._block
+
+    def skipped(self, sequence: Sequence, tokens: int) -> None:
+        """The engine goes on behind so many more tokens, which were loaded while it computed."""
+        outcome = self.history[sequence.request_id]
+        if outcome is not None:
+            outcome.loaded_tokens = (outcome.loaded_tokens or 0) + tokens
+            outcome.loaded_s = 0.0 if outcome.began is None else self._clock() - outcome.began
 
     def computed(self, request_id: str, tokens: int, seconds: float) -> None:
         """The engine computed so many of the request's tokens."""

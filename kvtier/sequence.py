@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from kvtier.choice import Choice
+    from kvtier.tail import Tail
 
 __all__ = ["ComputedBlocks", "Loaded", "Sequence", "State"]
 
@@ -108,6 +109,7 @@ class Sequence:
     fetched: frozenset[int] = frozenset()
     started: float = 0.0
     review: float = inf
+    tail: Tail | None = None
 
     @property
     def promised(self) -> int:

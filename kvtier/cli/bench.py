@@ -48,3 +48,14 @@ def disk(
 ) -> None:
     """Page reads and writes against the disk's own speed at the same size and bytes in flight."""
     print_figures("disk", _measure("disk", path=path, pairs=pairs), json)
+
+
+@app.command("overhead")
+def overhead(
+    path: Annotated[Path, typer.Option("--path", help="A directory for a temporary store.")] = Path("."),
+    json: Json = False,
+    steps: Annotated[int, typer.Option("--steps", min=100, help="Decode steps of each run.")] = 2000,
+) -> None:
+    """What kvtier's calls cost an engine's step: CPU without reuse, and the worst steps with all lanes saturated."""
+    measured: Iterator[Figure] = import_module("kvtier.lab.overhead").figures(path, steps)
+    print_figures("overhead", measured, json)

@@ -66,6 +66,7 @@ class LabEngine:
         self.chunk_tokens, self.max_batch, self.max_waiting = chunk_tokens, max_batch, max_waiting
         self.keep_logits, self.stall_seconds = keep_logits, stall_seconds
         self.clock = time.perf_counter
+        manager.can_split()
         self.steps = 0
         self._waiting: deque[Request] = deque()
         self._active: list[Request] = []  # in order of admission: LOADING, PREFILL, DECODE
@@ -266,12 +267,25 @@ class LabEngine:
     def _prefill(self) -> bool:
         for request in list(self._active):
             if request.phase is Phase.PREFILL:
+                self._skip(request)
                 start = request.computed // self.chunk_tokens * self.chunk_tokens
                 end = min(start + self.chunk_tokens, len(request.tokens))
                 if self._cover(request, end):
                     self._prefill_chunk(request, start, end)
                     return True
         return False
+
+    def _skip(self, request: Request) -> None:
+        """Go on behind what was loaded while the front was computed."""
+        loaded = self.manager.skip(request.request_id)
+        if loaded is None:
+            return
+        by_tier = request.result.tokens_by_tier
+        for tier, tokens in loaded.tokens_by_tier.items():
+            by_tier[tier] += tokens
+            by_tier["computed"] -= tokens
+        request.computed = loaded.num_computed_tokens
+        request.table = self.manager.block_table(request.request_id)
 
     def _prefill_chunk(self, request: Request, start: int, end: int) -> None:
         width, device = self.chunk_tokens, self.pool.device

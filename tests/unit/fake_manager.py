@@ -54,6 +54,12 @@ class FakeManager:
 
     # -- what the engine calls
 
+    def can_split(self):
+        pass
+
+    def skip(self, request_id):
+        return None
+
     def expect(self, request_id, tokens, within, *, salt=None):
         self.calls.append(f"expect {request_id}")
 

@@ -176,7 +176,9 @@ def test_doctor_refuses_memory_that_is_not_there(capsys: pytest.CaptureFixture[s
 
 def test_every_command_explains_itself() -> None:
     names = [command.name for command in (*app.app.registered_commands, *bench.app.registered_commands)]
-    assert names == ["doctor", "calibrate", "calibrate-copies", "ttft", "prefetch", "catalog", "copy", "disk"]
+    assert names == [
+        "doctor", "calibrate", "calibrate-copies", "ttft", "prefetch", "catalog", "copy", "disk", "overhead",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

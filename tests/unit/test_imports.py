@@ -15,7 +15,7 @@ LINES: list[list[str]] = [
     ["lab", "connectors"],
     ["manager", "offload"],
     ["loading", "prefetch"],
-    ["plane", "relay", "stats", "lookup", "policy"],
+    ["plane", "relay", "stats", "lookup", "policy", "tail"],
     ["placement", "sequence", "foreign"],
     ["choice", "profile"],
     ["catalog", "costmodel", "mover", "journal"],

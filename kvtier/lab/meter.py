@@ -1,0 +1,66 @@
+"""What the engine's thread spends in a cache's calls, step by step: wall time and CPU time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from kvtier.manager import CacheManager
+
+__all__ = ["CallMeter"]
+
+
+class CallMeter:
+    """Stands before a manager and adds up its calls; :meth:`step` ends a step. CPU time is the calling thread's own.
+
+    What a call waits by request (``poll`` with a timeout) is not counted as wall time.
+    """
+
+    def __init__(self, manager: CacheManager) -> None:
+        self._manager = manager
+        self._wall = self._cpu = 0.0
+        self._wrapped: dict[str, Callable[..., Any]] = {}
+        self.wall: list[float] = []
+        """Seconds in calls, one entry a step."""
+        self.cpu: list[float] = []
+
+    @property
+    def manager(self) -> CacheManager:
+        """The meter itself, in the manager's place."""
+        return cast("CacheManager", self)
+
+    def step(self) -> None:
+        """The engine's step has ended."""
+        self.wall.append(self._wall)
+        self.cpu.append(self._cpu)
+        self._wall = self._cpu = 0.0
+
+    def percentile(self, percent: float, *, cpu: bool = False) -> float:
+        """Of seconds in calls in a step."""
+        return float(np.percentile(self.cpu if cpu else self.wall, percent))
+
+    def __getattr__(self, name: str) -> Any:
+        known = self._wrapped.get(name)
+        if known is not None:
+            return known
+        value = getattr(self._manager, name)
+        if not callable(value):
+            return value
+
+        @wraps(value)
+        def measured(*args: Any, **options: Any) -> Any:
+            cpu, wall = time.thread_time(), time.perf_counter()
+            try:
+                return value(*args, **options)
+            finally:
+                self._cpu += time.thread_time() - cpu
+                waits = name == "poll" and bool((args and args[0]) or options.get("timeout"))
+                self._wall += 0.0 if waits else time.perf_counter() - wall
+
+        self._wrapped[name] = measured
+        return measured
