@@ -29,8 +29,8 @@ STAGE = (Tier.DISK, Tier.HOST)
 STAGE_ONBOARD = (Tier.DISK, Tier.HOST, Tier.DEVICE)
 
 _ENDS = 8  # ends of runs that are looked at; where there are more, the last ones
-_FAR = 1 / 6  # of what the other takes, up to which a split is looked at
-_SPLIT = 0.9  # of the time of the better alone, up to which it is chosen
+_FAR = 1 / 4  # of what the other takes, up to which a split is looked at
+_SPLIT = 0.8  # of the time of the better alone, up to which it is chosen
 _CLEARLY = 0.97  # less is loaded than could be where that takes no more than this share of the time
 
 
@@ -70,31 +70,50 @@ def choose(
     ``tiers``: the fastest tier in which each found block is ready; ``filling``: the ticket that is bringing it to a
     faster one, or 0. Where a speed is unknown everything is loaded: that is what a cache is for, and how it is learnt.
     """
-    found = len(tiers)
-    elsewhere = np.flatnonzero(tiers != Tier.DEVICE)
-    if not len(elsewhere):
+    found, runs = len(tiers), _runs(tiers, filling)
+    if not runs:
         return Choice(found, found, 0.0, model.recompute(tokens - found * block, found * block), None, None, "there")
-    first = int(elsewhere[0])
+    first = runs[0].first
     all_computed = model.recompute(tokens - first * block, first * block)
-    whole = _load(model, tiers[first:], filling[first:], now)
-    if all_computed is None or whole is None:
+    whole = _load(model, runs, first, found, now)
+    rest = model.recompute(tokens - found * block, found * block)
+    if all_computed is None or whole is None or rest is None:
         unknown = "the engine's prefill" if all_computed is None else "the lanes"
-        rest = model.recompute(tokens - found * block, found * block)
         return Choice(found, found, whole, rest, None, all_computed, f"nothing is known of {unknown} yet")
-    edges: list[int] = (np.flatnonzero(np.diff(tiers[first:])) + (first + 1)).tolist()
-    ends = [first, *edges[-_ENDS:], found]
-    options: list[tuple[float, float, int]] = []
-    for end in ends:
-        load = _load(model, tiers[first:end], filling[first:end], now)
-        compute = model.recompute(tokens - end * block, end * block)
+    best = (all_computed, 0.0, all_computed, first)
+    for run in runs[-_ENDS:-1]:
+        load = _load(model, runs, first, run.end, now)
+        compute = model.recompute(tokens - run.end * block, run.end * block)
         if load is not None and compute is not None:
-            options.append((load, compute, end))
-    load, compute, end = options[-1]
-    all_loaded = load + compute
-    best = min(options, key=lambda option: option[0] + option[1])
-    if best[0] + best[1] < _CLEARLY * all_loaded:
-        load, compute, end = best
-    return Choice(end, found, load, compute, all_loaded, all_computed, "computing is faster" if end < found else "")
+            best = min(best, (load + compute, load, compute, run.end))
+    all_loaded = whole + rest
+    if best[0] < _CLEARLY * all_loaded:
+        _, load, compute, end = best
+        return Choice(end, found, load, compute, all_loaded, all_computed, "computing is faster")
+    return Choice(found, found, whole, rest, all_loaded, all_computed, "")
+
+
+class _Run(NamedTuple):
+    """Blocks [first, end) that come the same way."""
+
+    first: int
+    end: int
+    tier: int
+    ticket: int  # that brings them to a faster one, or 0
+
+
+def _runs(tiers: npt.NDArray[np.uint8], filling: npt.NDArray[np.uint64]) -> list[_Run]:
+    """The blocks from the first that is not on the device."""
+    away = tiers != Tier.DEVICE
+    first = int(away.argmax()) if len(away) else 0
+    if not len(away) or not away[first]:
+        return []
+    changes = tiers[first + 1 :] != tiers[first:-1]
+    if filling.any():
+        changes |= filling[first + 1 :] != filling[first:-1]
+    starts = [first, *(changes.nonzero()[0] + (first + 1)).tolist()]
+    ends = [*starts[1:], len(tiers)]
+    return [_Run(start, end, int(tiers[start]), int(filling[start])) for start, end in zip(starts, ends, strict=True)]
 
 
 def split(
@@ -111,10 +130,10 @@ def split(
     After x computed blocks the rest must just have come: recompute(x) = load(found - x), found by bisection. Where one
     of both takes several times as long as the other, little is to be won, and computing is not free to others.
     """
-    elsewhere = np.flatnonzero(tiers != Tier.DEVICE)
-    if choice.all_loaded_s is None or choice.load_s is None or choice.compute_s is None or not len(elsewhere):
+    if choice.all_loaded_s is None or choice.load_s is None or choice.compute_s is None:
         return choice
-    first, found = int(elsewhere[0]), len(tiers)
+    found, runs = len(tiers), _runs(tiers, filling)
+    first = runs[0].first if runs else found
     rest = model.recompute(tokens - found * block, found * block)
     whole = model.recompute((found - first) * block, first * block)
     if rest is None or whole is None or not _FAR < whole / max(choice.all_loaded_s - rest, 1e-9) < 1 / _FAR:
@@ -122,7 +141,7 @@ def split(
     low, high = 0, found - first
     while high - low > 1:
         middle = (low + high) // 2
-        load = _load(model, tiers[first + middle :], filling[first + middle :], now)
+        load = _load(model, runs, first + middle, found, now)
         compute = model.recompute(middle * block, first * block)
         if load is None or compute is None:
             return choice
@@ -134,14 +153,18 @@ def split(
     return choice._replace(blocks=first, load_s=front, compute_s=rest, why=why, front=high)
 
 
-def _load(model: CostModel, tiers: npt.NDArray[np.uint8], filling: npt.NDArray[np.uint64], now: float) -> float | None:
-    """Seconds until these blocks are on the device. What others are bringing already is waited for, not read again."""
-    if not len(tiers):
-        return 0.0
-    blocks, tickets = len(tiers), set(filling.tolist()) - {0}
-    staged = (
-        int(np.count_nonzero((tiers == Tier.DISK) & (filling == 0))) if tickets else int((tiers == Tier.DISK).sum())
-    )
+def _load(model: CostModel, runs: list[_Run], first: int, end: int, now: float) -> float | None:
+    """Seconds until blocks [first, end) are on the device. What others are bringing is waited for, not read again."""
+    blocks, staged, tickets = 0, 0, set()
+    for run in runs:
+        count = min(run.end, end) - max(run.first, first)
+        if count <= 0:
+            continue
+        blocks += count if run.tier != Tier.DEVICE else 0
+        if run.ticket:
+            tickets.add(run.ticket)
+        elif run.tier == Tier.DISK:
+            staged += count
     stage = model.load(STAGE_ONBOARD, staged, now)
     onboard = model.load(ONBOARD, blocks, now)
     if stage is None or onboard is None:

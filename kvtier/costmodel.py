@@ -9,12 +9,13 @@ Pure arithmetic: no thread, no clock and no bytes. Who calls what: whoever issue
 
 A lane's seconds are those that it was *occupied* by a transfer: from its first page being taken, or the end of the
 transfer before it, to its last page's end. So transfers that overlap are not counted twice, and the fixed cost is
-learnt from those that found the lane idle. How a coefficient is learnt from that: :class:`kvtier.fit.Fit`.
+learnt from those that found the lane idle. Of a hop that is fed by another, only the time in which it moved something. How a coefficient is learnt from that: :class:`kvtier.fit.Fit`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -40,9 +41,10 @@ _SAMPLE = 7  # of how many stores one is learnt from
 _NEAR_ZERO = 1e-9
 
 
-def lanes_of(path: Sequence[Tier]) -> list[str]:
+@cache
+def lanes_of(path: tuple[Tier, ...]) -> tuple[str, ...]:
     """The lanes of a path through tiers, e.g. stage, onboard."""
-    return [LANES[path[hop], path[hop + 1]] for hop in range(len(path) - 1)]
+    return tuple(LANES[path[hop], path[hop + 1]] for hop in range(len(path) - 1))
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ class _Lane:
 
 @dataclass(slots=True)
 class _UnderWay:
-    lanes: list[str]
+    lanes: tuple[str, ...]
     bytes: int
     priority: Priority
     submitted: float
@@ -84,12 +86,13 @@ class CostModel:
         self._in_flight = bytes_in_flight
         self._lanes = {name: _Lane() for name in LANES.values()}
         self._under_way: dict[int, _UnderWay] = {}
-        self._prefill = Fit(ridge=(1e-3, 1e-6, 1e-4))  # features: passes, tokens, tokens × what they attend to
+        # Features: passes, tokens, tokens × what they attend to. A request has many passes, so more of them may agree.
+        self._prefill = Fit(ridge=(1e-3, 1e-6, 1e-4), window=7)
         self._pass_tokens = 1
 
     # ---- learning ------------------------------------------------------------------------------------------------
 
-    def submitted(self, ticket: int, path: Sequence[Tier], blocks: int, priority: Priority, now: float) -> None:
+    def submitted(self, ticket: int, path: tuple[Tier, ...], blocks: int, priority: Priority, now: float) -> None:
         """A transfer of ``blocks`` pages was queued."""
         lanes, size = lanes_of(path), blocks * self.page_bytes
         seconds = self.load(path, blocks, now, priority)
@@ -118,7 +121,7 @@ class CostModel:
         if known is not None:
             for name in known.lanes:
                 self._lanes[name].queued[known.priority] -= known.bytes
-        for hop in done.hops:
+        for index, hop in enumerate(done.hops):
             lane = self._lanes.get(hop.lane)
             if lane is None or not (hop.carried and hop.ended_s > hop.started_s > 0):
                 continue
@@ -126,7 +129,11 @@ class CostModel:
             if hop.lane in _STORES and lane.seen % _SAMPLE != 1:  # no decision needs it: a sample is enough to tell of
                 lane.ended = max(lane.ended, hop.ended_s)
                 continue
-            self._learn(lane, hop.carried, hop.started_s, hop.ended_s)
+            if index == 0:
+                self._learn(lane, hop.carried, hop.started_s, hop.ended_s)
+            else:  # it was fed by the hop before, and idle in between
+                lane.ended = max(lane.ended, hop.ended_s)
+                lane.fit.observe((0.0, float(hop.carried)), hop.busy_s)
 
     def _learn(self, lane: _Lane, size: int, started: float, ended: float) -> None:
         """The lane's time between two ends, or from an idle lane's start, belongs to the bytes that ended with it."""
@@ -165,11 +172,15 @@ class CostModel:
     def queue_wait(self, lane: str, now: float, priority: Priority = Priority.DEMAND) -> float:
         """Seconds until ``lane`` would take a new transfer's first page, by what is under way as of now."""
         found = self._lanes[lane]
+        if not any(found.queued):
+            return 0.0
         ahead = sum(found.queued[: priority + 1])
         later = sum(found.queued[priority + 1 :])
         return found.occupied(ahead + min(later, self._in_flight), now)
 
-    def load(self, path: Sequence[Tier], blocks: int, now: float, priority: Priority = Priority.DEMAND) -> float | None:
+    def load(
+        self, path: tuple[Tier, ...], blocks: int, now: float, priority: Priority = Priority.DEMAND
+    ) -> float | None:
         """Seconds until ``blocks`` pages have come along ``path``; None: one of its lanes has never been seen.
 
         Hops overlap, so the slowest lane counts, and of the others what they take for one page.

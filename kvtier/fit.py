@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import mul
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,22 +24,26 @@ class Fit:
 
     - a surprise, more than 1.5 × away from what was predicted, counts as 1.5 × away (the pseudo-observations of Huber's
       M-estimator, 1964), so that one stalled I/O changes little;
-    - the median of the last three residuals (Tukey's running median, 1977) says whether the level itself has changed:
-      one surprise cannot move it, two out of three do, and then everything known is rescaled at once.
+    - the median of the last ``window`` residuals (Tukey's running median, 1977) says whether the level itself has
+      changed: of three, one surprise cannot move it, two do, and then everything known is rescaled at once.
 
     ``ridge`` says, for each feature, how reluctantly it is used where the observations cannot tell the features apart.
     Coefficients that come out negative are dropped, the most negative first. A call takes some microseconds.
     """
 
-    def __init__(self, ridge: Sequence[float], memory: float = 32.0) -> None:
-        if not 1 <= len(ridge) <= 3 or memory < 1:
-            raise ValueError(f"ridge: {len(ridge)} features, memory: {memory}; accepted: 1 to 3 features, 1 or more")
+    def __init__(self, ridge: Sequence[float], memory: float = 32.0, window: int = 3) -> None:
+        if not 1 <= len(ridge) <= 3 or memory < 1 or window % 2 != 1:
+            raise ValueError(
+                f"ridge: {len(ridge)} features, memory: {memory}, window: {window}; "
+                "accepted: 1 to 3 features, 1 or more, an odd number"
+            )
+        self._window = window
         self._size = len(ridge)
         self._ridge = tuple(ridge)
         self._decay = 1.0 - 1.0 / memory
         self._squares = [[0.0] * self._size for _ in ridge]  # decayed Σ weight · feature · feature
         self._products = [0.0] * self._size  # decayed Σ weight · feature · seconds
-        self._recent: list[float] = []  # log of actual over predicted, of the last three
+        self._recent: list[float] = []  # log of actual over predicted, of the last ones
         self.coefficients: tuple[float, ...] | None = None
         """Seconds per unit of each feature; None before the first observation."""
         self.observations = 0
@@ -47,7 +52,8 @@ class Fit:
         """Seconds; None while nothing is known."""
         if self.coefficients is None:
             return None
-        return sum(c * x for c, x in zip(self.coefficients, features, strict=True))
+        seconds: float = sum(map(mul, self.coefficients, features))
+        return seconds
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """It took ``seconds``. What is not a positive, finite time of something is ignored."""
@@ -73,14 +79,14 @@ class Fit:
             if c > 0:
                 self._squares[i][i] += weight / c**2
                 self._products[i] += weight / c
-        self._recent = [0.0, 0.0]
+        self._recent = [0.0] * (self._window - 1)
         self._solve()
 
     def _surprise(self, residual: float) -> float:
         """How far (log) an observation is from what is believed, after the level has been reconsidered."""
-        self._recent = [*self._recent[-2:], residual]
-        if len(self._recent) == 3:
-            level = sorted(self._recent)[1]
+        self._recent = [*self._recent[1 - self._window :], residual] if self._window > 1 else [residual]
+        if len(self._recent) == self._window:
+            level = sorted(self._recent)[self._window // 2]
             if abs(level) > _CLIP:
                 self._rescale(math.exp(level))
                 self._recent = [r - level for r in self._recent]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtier.catalog import Catalog, Residency, Tier
-from kvtier.sequence import Loaded, Sequence, State
-from kvtier.tail import Tail, TailLoader
+from kvtier.sequence import Loaded, Sequence, State, Tail
+from kvtier.tail import TailLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from kvtier.choice import Choice
-    from kvtier.tail import Tail
 
-__all__ = ["ComputedBlocks", "Loaded", "Sequence", "State"]
+__all__ = ["ComputedBlocks", "Loaded", "Sequence", "State", "Tail"]
 
 Slots = npt.NDArray[np.uint32]
 
@@ -72,6 +71,18 @@ class Loaded:
     """May be less than promised: a page that failed, and all behind it, count as never found."""
     tokens_by_tier: dict[str, int]
     """Where each token's page was read from; the values sum to ``num_computed_tokens``."""
+
+
+@dataclass(slots=True)
+class Tail:
+    """Of one request: ``nodes`` of all blocks that were found, of which those from ``begin`` on are on order."""
+
+    nodes: Slots
+    begin: int = 0
+    part: int = 1
+    seen: int = 0
+    """Blocks computed when it was looked at last."""
+    tickets: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)

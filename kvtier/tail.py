@@ -10,35 +10,21 @@ together. When the computed blocks reach those that have arrived, the table is s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtier.catalog import Catalog, Residency, Tier
-from kvtier.sequence import Loaded
+from kvtier.sequence import Loaded, Sequence, Tail
 
 if TYPE_CHECKING:
     from kvtier.placement import Placement
-    from kvtier.sequence import Sequence, Slots
 
-__all__ = ["Tail", "TailLoader"]
+__all__ = ["TailLoader"]
 
 
 _PARTS = 16  # that a tail is cut into
-_AHEAD = 4  # of them under way: no more is ordered than will surely be wanted
-
-
-@dataclass(slots=True)
-class Tail:
-    """Of one request: ``nodes`` of all blocks that were found, of which those from ``begin`` on are on order."""
-
-    nodes: Slots
-    begin: int = 0
-    part: int = 1
-    seen: int = 0
-    """Blocks computed when it was looked at last."""
-    tickets: set[int] = field(default_factory=set)
+_AHEAD = 8  # of them under way: enough for a pass, and no more than will surely be wanted
 
 
 class TailLoader:

@@ -288,7 +288,7 @@ class LabEngine:
         request.table = self.manager.block_table(request.request_id)
 
     def _prefill_chunk(self, request: Request, start: int, end: int) -> None:
-        width, device = self.chunk_tokens, self.pool.device
+        began, width, device = self.clock(), self.chunk_tokens, self.pool.device
         tokens = np.zeros(width, np.int64)
         tokens[: end - start] = request.tokens[start:end]
         # Padding keeps its own position, so it must stay within the model's table of positions.
@@ -296,7 +296,6 @@ class LabEngine:
         step = self.pool.prefill_step(request.table, start, width, request.computed, end)
         last = end == len(request.tokens)
         rows = torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device)
-        began = self.clock()
         logits = self.model.forward(*rows, step, end - 1 - start if last else None)
         token = int(logits[0].argmax()) if logits is not None else -1
         if device.type == "cuda":

@@ -106,6 +106,18 @@ def test_a_stalled_operation_changes_little_and_a_changed_drive_is_believed_the_
     assert model.load(STAGE, 16, drive.now) == pytest.approx(usual, rel=0.3)
 
 
+def test_a_hop_that_waits_for_another_is_not_taken_for_slow() -> None:
+    model = CostModel(PAGE)
+    status = np.ones((2, 8), np.uint8)
+    for number in range(10):
+        began = 10.0 * number
+        stage = HopReport("stage", 8 * PAGE, 0.0, 1.0, began, began + 1.0, 8 * PAGE)
+        onboard = HopReport("onboard", 8 * PAGE, 0.0, 0.001, began + 0.1, began + 1.001, 8 * PAGE)
+        model.completed(Completion(number + 1, True, status, (stage, onboard), began, began + 1.001))
+    assert model.load((Tier.HOST, Tier.DEVICE), 8, 200.0) == pytest.approx(0.001, rel=0.1)
+    assert model.load(LOAD, 8, 200.0) == pytest.approx(1.0, rel=0.1)
+
+
 def test_what_is_queued_is_waited_for_by_priority() -> None:
     model = CostModel(PAGE, bytes_in_flight=2 * PAGE)
     drive = Drive(model, 1e9)
@@ -151,11 +163,11 @@ def test_prefill_is_learnt_with_its_attention(seed: int) -> None:
     assert model.recompute(512, 4096) == pytest.approx(sum(true(64, 4096 + 64 * i) for i in range(8)), rel=0.1)
 
 
-def test_a_prefill_of_another_speed_is_believed_the_second_time() -> None:
+def test_a_prefill_of_another_speed_is_believed_within_a_few_passes() -> None:
     model = CostModel(PAGE)
     for index in range(50):
         model.observe_prefill(64, 64 * index, 0.01)
-    for _ in range(2):
+    for _ in range(4):
         model.observe_prefill(64, 0, 0.05)
     assert model.recompute(64, 0) == pytest.approx(0.05, rel=0.1)
 

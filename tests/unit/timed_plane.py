@@ -25,6 +25,7 @@ class Job:
     started: list[float] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)
     carried: list[int] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
     ready: list[deque[int]] = field(default_factory=list)  # pages that wait for each hop
 
 
@@ -68,6 +69,7 @@ class TimedPlane:
             np.zeros((hops, pages), np.uint8),
         )
         job.started, job.ended, job.carried = [0.0] * hops, [0.0] * hops, [0] * hops
+        job.busy = [0.0] * hops
         job.ready = [deque(range(pages)), *(deque() for _ in range(hops - 1))]
         self.jobs[transfer.ticket] = job
         self.log.append(transfer)
@@ -170,7 +172,7 @@ class TimedPlane:
             lanes = lanes_of(job.transfer.path)
             hops = tuple(
                 HopReport(
-                    lane, int((job.status[hop] == PageStatus.OK).sum()) * self.page_bytes, 0.0, 0.0,
+                    lane, int((job.status[hop] == PageStatus.OK).sum()) * self.page_bytes, 0.0, job.busy[hop],
                     job.started[hop], job.ended[hop], job.carried[hop],
                 )
                 for hop, lane in enumerate(lanes)
@@ -195,5 +197,6 @@ class TimedPlane:
             *_, lane.hop, lane.job = min(waiting, key=lambda found: found[:4])
             lane.page = lane.job.ready[lane.hop].popleft()
             lane.until = self.now + 1 / lane.rate + (lane.fixed if lane.last < self.now else 0.0)
+            lane.job.busy[lane.hop] += lane.until - self.now
             if not lane.job.started[lane.hop]:
                 lane.job.started[lane.hop] = self.now
