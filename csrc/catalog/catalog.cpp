@@ -98,49 +98,53 @@ std::size_t Catalog::walk(NodeId root, Labels labels, std::size_t limit) {
 // tier below the one that serves them.
 bool Catalog::promise_pages(std::size_t start, std::size_t found, Match* match, Promise* promise) {
   const std::size_t most = found - start;
+  const NodeId* const nodes = path_.data() + start;
   match->tiers.resize(most);
   match->slots.resize(most);
   match->filling.resize(most);
-  promise->tiers.resize(most);
+  std::uint8_t* const served_by = match->tiers.data();
+  Slot* const slots = match->slots.data();
   const int tiers = pages_.tiers();
   bool copies = false;
-  std::size_t i = 0;
-  for (; i < most; ++i) {
-    const NodeId node = path_[start + i];
-    if (start + i + kPagesAhead < found) pages_.prefetch(path_[start + i + kPagesAhead]);
-    const Page* row = pages_.row(node);
+  std::size_t count = 0;
+  for (; count < most; ++count) {
+    if (count + kPagesAhead < most) pages_.prefetch(nodes[count + kPagesAhead]);
+    const Page* row = pages_.row(nodes[count]);
     int t = 0;
-    Ticket filling = 0;
-    for (; t < tiers && !row[t].ready(); ++t)
-      if (filling == 0 && row[t].residency() == Residency::kFilling) filling = pages_.filler(t, row[t].slot);
+    for (; t < tiers && !row[t].ready(); ++t) {
+      if (row[t].residency() == Residency::kFilling && match->filling[count] == 0)
+        match->filling[count] = pages_.filler(t, row[t].slot);
+    }
     if (t == tiers) break;
-    for (int lower = t + 1; lower < tiers; ++lower) copies = copies || row[lower].ready();
-    pages_.pin(t, node);
-    promise->tiers[i] = static_cast<std::uint8_t>(t);
-    match->tiers[i] = static_cast<std::uint8_t>(pages_.tier(t));
-    match->slots[i] = row[t].slot;
-    if (filling != 0) match->filling[i] = filling;
+    for (int lower = t + 1; lower < tiers; ++lower) copies |= row[lower].ready();
+    served_by[count] = static_cast<std::uint8_t>(t);
+    slots[count] = row[t].slot;
   }
-  const auto first = path_.begin() + static_cast<std::ptrdiff_t>(start);
-  match->nodes.assign(first, first + static_cast<std::ptrdiff_t>(i));
-  match->tiers.resize(i);
-  match->slots.resize(i);
-  match->filling.resize(i);
-  promise->tiers.resize(i);
-  promise->nodes = match->nodes;
-  match->hit = static_cast<std::uint32_t>(start + i);
+  match->nodes.assign(nodes, nodes + count);
+  match->tiers.resize(count);
+  match->slots.resize(count);
+  match->filling.resize(count);
+  match->hit = static_cast<std::uint32_t>(start + count);
+  promise->pages = {match->nodes, match->tiers};
+  for (std::size_t first = 0, end = 0; first < count; first = end) {  // a run of one tier at a time
+    const std::uint8_t t = served_by[first];
+    while (end < count && served_by[end] == t) ++end;
+    pages_.pin(t, nodes + first, end - first);
+    std::fill(served_by + first, served_by + end, static_cast<std::uint8_t>(pages_.tier(t)));
+  }
   return copies;
 }
 
-void Catalog::let_go(Promise& promise) {
-  for (std::size_t i = promise.nodes.size(); i-- > 0;) {
-    if (i >= kPagesAhead) pages_.prefetch(promise.nodes[i - kPagesAhead]);
-    unpin(promise.tiers[i], promise.nodes[i]);
+void Catalog::let_go(Pins& pins) {
+  std::size_t end = pins.nodes.size();
+  while (end > 0) {  // the last run of one tier first
+    const std::uint8_t t = pins.tiers[end - 1];
+    std::size_t first = end - 1;
+    while (first > 0 && pins.tiers[first - 1] == t) --first;
+    unpin(t, Nodes(pins.nodes).subspan(first, end - first));
+    end = first;
   }
-  for (std::size_t i = promise.loads.size(); i-- > 0;) unpin(promise.loads[i].t, promise.loads[i].node);
-  promise.nodes.clear();
-  promise.tiers.clear();
-  promise.loads.clear();
+  pins.clear();
 }
 
 Match Catalog::match(Nodes roots, Labels labels, std::uint32_t start, RequestId request, std::size_t limit) {
@@ -153,13 +157,14 @@ Match Catalog::match(Nodes roots, Labels labels, std::uint32_t start, RequestId 
   const std::size_t found = walk(root, labels, limit);
   Match match;
   Promise before;
-  if (!lease.promise.nodes.empty() || !lease.promise.loads.empty()) std::swap(lease.promise, before);
+  if (!lease.promise.pages.empty() || !lease.promise.loads.empty()) std::swap(lease.promise, before);
   const bool copies = found >= start && promise_pages(start, found, &match, &lease.promise);
   // Tail first, so that a prefix always outlives its continuations. What was pinned is touched when it is let go.
   for (std::size_t i = copies || start != 0 ? match.hit : 0; i-- > 0;) {
     for (int t = 0; t < pages_.tiers(); ++t) pages_.touch(t, path_[i]);
   }
-  let_go(before);
+  let_go(before.pages);
+  let_go(before.loads);
   ++stats_.matches;
   stats_.blocks_asked += asked;
   stats_.blocks_hit += match.hit;
@@ -179,13 +184,11 @@ std::vector<std::uint32_t> Catalog::peek(Nodes roots, Labels labels) {
 
 bool Catalog::leases_node(const Lease& lease, NodeId node) const {
   // The last of a list is what is asked for nearly always.
-  const auto holds = [node](const auto& list, auto id) {
-    return std::any_of(list.rbegin(), list.rend(), [&](const auto& entry) { return id(entry) == node; });
+  const auto holds = [node](const std::vector<NodeId>& list) {
+    return std::find(list.rbegin(), list.rend(), node) != list.rend();
   };
-  const auto itself = [](NodeId id) { return id; };
-  const auto of_pin = [](const PagePin& pin) { return pin.node; };
-  return holds(lease.holds, itself) || holds(lease.promise.nodes, itself) || holds(lease.adopted, of_pin) ||
-         holds(lease.promise.loads, of_pin);
+  return holds(lease.holds) || holds(lease.promise.pages.nodes) || holds(lease.adopted.nodes) ||
+         holds(lease.promise.loads.nodes);
 }
 
 std::vector<NodeId> Catalog::insert(NodeId parent, Labels labels, RequestId request) {
@@ -201,13 +204,14 @@ std::vector<NodeId> Catalog::insert(NodeId parent, Labels labels, RequestId requ
   Lease& lease = leases_[leases_.get(request)];
   std::vector<NodeId> nodes(count);
   const auto hold = [&](std::size_t from, std::size_t to) {
-    for (std::size_t i = from; i < to; ++i) {
-      // A request that inserts its chain again, longer, does not hold its beginning twice.
-      const std::size_t place = lease.holds.empty() ? 0 : trie_.position(nodes[i]) - trie_.position(lease.holds[0]);
-      if (place < lease.holds.size() && lease.holds[place] == nodes[i]) continue;
-      trie_.hold(nodes[i]);
-      lease.holds.push_back(nodes[i]);
-    }
+    if (from == to) return;
+    // A request that inserts its chain again, longer, does not hold its beginning twice.
+    const std::size_t held = lease.holds.size();
+    std::size_t shift = held == 0 ? 0 : trie_.position(nodes[from]) - trie_.position(lease.holds[0]);
+    while (from < to && shift < held && lease.holds[shift] == nodes[from]) ++from, ++shift;
+    for (std::size_t i = from; i < to; ++i) trie_.hold(nodes[i]);
+    lease.holds.insert(lease.holds.end(), nodes.begin() + static_cast<std::ptrdiff_t>(from),
+                       nodes.begin() + static_cast<std::ptrdiff_t>(to));
   };
   const std::size_t found = trie_.walk(parent, labels.data(), count, nodes.data());
   hold(0, found);
@@ -259,7 +263,7 @@ std::vector<bool> Catalog::adopt(Tier tier, Nodes nodes, Slots slots, RequestId 
     if (pages_.page(t, nodes[i]).residency() != Residency::kAbsent || trie_.detached(nodes[i])) continue;
     forget_private(leases_[lease], t, slots[i]);
     pages_.adopt_private(t, nodes[i], slots[i]);
-    leases_[lease].adopted.push_back({nodes[i], static_cast<std::uint8_t>(t)});
+    leases_[lease].adopted.add({&nodes[i], 1}, static_cast<std::uint8_t>(t));
     adopted[i] = true;
   }
   return adopted;
@@ -298,17 +302,32 @@ std::uint32_t Catalog::narrow(RequestId request, Tier tier) {
   const std::uint32_t index = leases_.find(request);
   if (index == Leases::kNone) return 0;
   Lease& lease = leases_[index];
-  Promise kept;
-  kept.nodes.reserve(lease.promise.nodes.size());
-  for (const NodeId node : lease.promise.nodes) {
-    if (!pages_.page(t, node).ready()) break;
-    pages_.pin(t, node);
-    kept.nodes.push_back(node);
+  Promise before;
+  std::swap(lease.promise, before);
+  const Nodes promised = before.pages.nodes;
+  const std::vector<std::uint8_t>& tiers = before.pages.tiers;
+  std::size_t count = 0;
+  while (count < promised.size() && pages_.page(t, promised[count]).ready()) ++count;
+  // A pin that is there already stays: the match's own in this tier, or that of the load which brought the page.
+  std::size_t loads = 0;
+  Pins other;
+  for (std::size_t first = 0, end = 0; first < count; first = end) {  // a run of one tier at a time
+    while (end < count && tiers[end] == tiers[first]) ++end;
+    if (tiers[first] == t) continue;
+    const Nodes run = promised.subspan(first, end - first);
+    if (before.loads.holds(loads, run, static_cast<std::uint8_t>(t))) {
+      loads += run.size();
+    } else {
+      pages_.pin(t, run.data(), run.size());
+    }
+    other.add(run, tiers[first]);
   }
-  kept.tiers.assign(kept.nodes.size(), static_cast<std::uint8_t>(t));
-  std::swap(lease.promise, kept);
-  let_go(kept);
-  return static_cast<std::uint32_t>(lease.promise.nodes.size());
+  for (std::size_t i = count; i < promised.size(); ++i) other.add(promised.subspan(i, 1), tiers[i]);
+  let_go(other);
+  before.loads.drop_first(loads);
+  let_go(before.loads);
+  lease.promise.pages.add(promised.first(count), static_cast<std::uint8_t>(t));
+  return static_cast<std::uint32_t>(count);
 }
 
 bool Catalog::release(RequestId request) {
@@ -320,9 +339,9 @@ bool Catalog::release(RequestId request) {
     lease.privates[t].clear();
   }
   // What was computed last lies deepest in the chain: it goes first, so that the beginning is used last.
-  for (std::size_t i = lease.adopted.size(); i-- > 0;) unpin(lease.adopted[i].t, lease.adopted[i].node);
-  lease.adopted.clear();
-  let_go(lease.promise);
+  let_go(lease.adopted);
+  let_go(lease.promise.pages);
+  let_go(lease.promise.loads);
   for (std::size_t i = lease.holds.size(); i-- > 0;) {
     trie_.unhold(lease.holds[i]);
     reap(lease.holds[i]);

@@ -112,27 +112,31 @@ class Catalog {
 
   void make_room(int t, std::size_t slots, bool backed_only);  // evicts what is missing, as far as it goes
   void reap(NodeId node) {                                     // and its ancestors, as far as nothing keeps them
-    if (!pages_.has_page(node)) reap_pageless(node);
+    if (trie_.bare(node) && !pages_.has_page(node)) reap_pageless(node);
   }
   void reap_pageless(NodeId node);
   void prune();
 
   bool promise_pages(std::size_t start, std::size_t found, Match* match, Promise* promise);
-  void let_go(Promise& promise);
-  void unpin(int t, NodeId node) {  // and what nothing keeps any more
-    pages_.unpin(t, node);
-    reap(node);
+  void let_go(Pins& pins);
+  void unpin(int t, Nodes nodes) {  // and what nothing keeps any more
+    pages_.unpin(t, nodes.data(), nodes.size(), [this](NodeId node) { reap(node); });
   }
   void require_private(int t, Slots slots, std::uint32_t lease);
   void forget_private(Lease& lease, int t, Slot slot);
   bool leases_node(const Lease& lease, NodeId node) const;
 
-  std::size_t run_length(Nodes nodes) const;
-  bool movable(std::span<const Tier> path, NodeId node) const;
+  struct Run {
+    std::size_t length = 0;  // nodes, from the first
+    bool cut = false;        // by one that can't be moved
+  };
+  Run movable(std::span<const Tier> path, Nodes nodes) const;
   std::size_t reserve_run(std::span<const Tier> path, Nodes nodes, bool backed_only, bool cold, Transfer* transfer,
                           std::uint32_t lease, Slot* slots, std::size_t stride);
   NodeId restore_node(const PageIdentity& head, const std::uint8_t* identity,
                       std::unordered_map<std::string, NodeId>* by_digest);
+  void settle_whole(const Transfer& transfer, const int* t);
+  void settle_pages(Transfer& transfer, const int* t, std::span<const std::uint8_t> status);
   bool settle_hop(Transfer& transfer, const int* t, std::size_t hop, std::size_t i, PageStatus now);
 
   std::string check_leases(std::vector<std::uint32_t>* pins, std::vector<std::uint32_t>* holds) const;

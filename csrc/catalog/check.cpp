@@ -43,13 +43,11 @@ std::string Catalog::check_leases(std::vector<std::uint32_t>* pins, std::vector<
     if (lease.request == 0) continue;
     ++known;
     if (leases_.find(lease.request) != index) return name("lease of request", lease.request) + " is not found";
-    const auto count = [&](NodeId node, std::uint8_t t) { ++(*pins)[node * tiers + t]; };
-    const Promise& promise = lease.promise;
-    if (promise.nodes.size() != promise.tiers.size())
-      return name("lease of request", lease.request) + " has ragged lists";
-    for (std::size_t i = 0; i < promise.nodes.size(); ++i) count(promise.nodes[i], promise.tiers[i]);
-    for (const PagePin& pin : promise.loads) count(pin.node, pin.t);
-    for (const PagePin& pin : lease.adopted) count(pin.node, pin.t);
+    for (const Pins* held : {&lease.promise.pages, &lease.promise.loads, &lease.adopted}) {
+      if (held->nodes.size() != held->tiers.size())
+        return name("lease of request", lease.request) + " has ragged lists";
+      for (std::size_t i = 0; i < held->nodes.size(); ++i) ++(*pins)[held->nodes[i] * tiers + held->tiers[i]];
+    }
     for (const NodeId node : lease.holds) ++(*holds)[node];
     for (std::size_t t = 0; t < tiers; ++t) {
       privates[t] += lease.privates[t].size();

@@ -16,43 +16,45 @@ bool known(std::uint8_t status) {
 
 }  // namespace
 
-// How many of the nodes, from the first, are sure to be different ones: each lies deeper than the one before.
-std::size_t Catalog::run_length(Nodes nodes) const {
-  std::size_t length = std::min<std::size_t>(1, nodes.size());
-  while (length < nodes.size() && trie_.position(nodes[length]) > trie_.position(nodes[length - 1])) ++length;
-  return length;
-}
-
 void Catalog::make_room(int t, std::size_t slots, bool backed_only) {
   const std::size_t free = pages_.free_slots(t);
   if (slots > free) pages_.evict(t, slots - free, backed_only, [this](NodeId node) { reap(node); });
 }
 
 void Catalog::reap_pageless(NodeId node) {
-  while (!is_root(node) && trie_.children(node) == 0 && trie_.holds(node) == 0 && !pages_.has_page(node)) {
+  do {
     const NodeId parent = trie_.parent(node);
     trie_.erase(node);
     node = parent;
-  }
+  } while (!is_root(node) && trie_.bare(node) && !pages_.has_page(node));
 }
 
-bool Catalog::movable(std::span<const Tier> path, NodeId node) const {
-  if (!trie_.alive(node) || trie_.detached(node)) return false;  // eviction for an earlier one may have ended it
+// How many of the nodes, from the first, are sure to be different ones, as each lies deeper than the one before, and
+// have a page to move from path[0] and none in the other owned tiers.
+Catalog::Run Catalog::movable(std::span<const Tier> path, Nodes nodes) const {
   const int source = pages_.index(path[0]);
-  if (source >= 0 && !pages_.page(source, node).ready()) return false;
-  for (const Tier tier : path.subspan(1)) {
-    const int t = pages_.index(tier);
-    if (t >= 0 && pages_.page(t, node).residency() != Residency::kAbsent) return false;
+  int destinations[kTiers], owned = 0;
+  for (const Tier tier : path.subspan(1))
+    if (pages_.index(tier) >= 0) destinations[owned++] = pages_.index(tier);
+  std::size_t length = 0;
+  for (; length < nodes.size(); ++length) {
+    if (length + kPagesAhead < nodes.size()) pages_.prefetch(nodes[length + kPagesAhead]);
+    const NodeId node = nodes[length];
+    if (length > 0 && trie_.position(node) <= trie_.position(nodes[length - 1])) return {length, false};
+    const Page* row = pages_.row(node);
+    bool can = source < 0 || row[source].ready();
+    for (int i = 0; i < owned; ++i) can &= row[destinations[i]].residency() == Residency::kAbsent;
+    // Eviction for an earlier one may have ended it.
+    if (!can || !trie_.alive(node) || trie_.detached(node)) return {length, true};
   }
-  return true;
+  return {length, false};
 }
 
-// The first of the nodes, different ones, as far as they can be had: their sources pinned, a slot in each owned tier
+// The first of the nodes, movable ones, as far as they can be had: their sources pinned, a slot in each owned tier
 // behind them. slots: [path][stride]. Room is made for all of them before the first begins to fill.
 std::size_t Catalog::reserve_run(std::span<const Tier> path, Nodes nodes, bool backed_only, bool cold,
                                  Transfer* transfer, std::uint32_t lease, Slot* slots, std::size_t stride) {
-  std::size_t count = 0;
-  while (count < nodes.size() && movable(path, nodes[count])) ++count;
+  std::size_t count = nodes.size();
   for (const Tier tier : path.subspan(1)) {
     const int t = pages_.index(tier);
     if (t >= 0) count = std::min(count, pages_.free_slots(t) + pages_.evictable(t));
@@ -72,25 +74,17 @@ std::size_t Catalog::reserve_run(std::span<const Tier> path, Nodes nodes, bool b
     const int t = pages_.index(path[hop]);
     Slot* const out = slots + hop * stride;
     const bool is_source = hop + 1 < path.size();
-    for (std::size_t i = 0; i < count; ++i) {
-      if (t < 0) {
-        out[i] = kNoSlot;
-        continue;
-      }
-      if (i + kPagesAhead < count) pages_.prefetch(nodes[i + kPagesAhead]);
-      if (hop != 0) pages_.begin_filling(t, nodes[i], pages_.pop_free(t), transfer->ticket);
-      if (hop == 0 && cold) {
-        pages_.pin_cold(t, nodes[i]);
-      } else if (is_source || lease != Leases::kNone) {
-        pages_.pin(t, nodes[i]);
-      }
-      out[i] = pages_.page(t, nodes[i]).slot;
+    if (t < 0) {
+      std::fill_n(out, count, kNoSlot);
+    } else if (hop == 0) {
+      cold ? pages_.pin_cold(t, nodes.data(), count) : pages_.pin(t, nodes.data(), count);
+      for (std::size_t i = 0; i < count; ++i) out[i] = pages_.page(t, nodes[i]).slot;
+    } else {
+      pages_.begin_filling(t, nodes.data(), count, transfer->ticket, is_source || lease != Leases::kNone, out);
     }
   }
-  for (std::size_t i = held.size(); i-- > 0;) {
-    trie_.unhold(held[i]);
-    reap(held[i]);
-  }
+  for (const NodeId node : held) trie_.unhold(node);
+  for (std::size_t i = held.size(); i-- > count;) reap(held[i]);  // what got no page after all
   return count;
 }
 
@@ -116,20 +110,18 @@ Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId 
   std::size_t count = 0;
   while (count < stride) {
     // Of two tiers one may have nothing backed to give up: then nothing may have gone from the other for it in advance.
-    const std::size_t length = owned_destinations > 1 && backed_only ? 1 : run_length(nodes.subspan(count));
-    const Nodes run = nodes.subspan(count, length);
-    const std::size_t got = reserve_run(path, run, backed_only, cold, transfer, lease, slots.data() + count, stride);
+    const Nodes rest = nodes.subspan(count, owned_destinations > 1 && backed_only ? 1 : stride - count);
+    const Run run = movable(path, rest);
+    const std::size_t got =
+        reserve_run(path, rest.first(run.length), backed_only, cold, transfer, lease, slots.data() + count, stride);
     count += got;
-    if (got != run.size()) break;
+    if (run.cut || got != run.length) break;
   }
   if (count == 0) {
     transfers_.close(transfer);
     return reservation;
   }
-  if (lease != Leases::kNone) {
-    std::vector<PagePin>& loads = leases_[lease].promise.loads;
-    for (std::size_t i = 0; i < count; ++i) loads.push_back({nodes[i], static_cast<std::uint8_t>(last)});
-  }
+  if (lease != Leases::kNone) leases_[lease].promise.loads.add(nodes.first(count), static_cast<std::uint8_t>(last));
   for (std::size_t i = 1; i < path.size() && count != stride; ++i)
     std::copy_n(slots.begin() + static_cast<std::ptrdiff_t>(i * stride), count,
                 slots.begin() + static_cast<std::ptrdiff_t>(i * count));
@@ -164,9 +156,44 @@ bool Catalog::settle_hop(Transfer& transfer, const int* t, std::size_t hop, std:
   return true;
 }
 
+// Every page arrived, hop by hop, and this is the first word on all of them: what settle_pages would do, at once.
+void Catalog::settle_whole(const Transfer& transfer, const int* t) {
+  const Nodes nodes = transfer.nodes;
+  for (std::size_t hop = 0; hop < transfer.hops(); ++hop)
+    if (t[hop + 1] >= 0)
+      pages_.settle_fillers(t[hop + 1], nodes.data(), nodes.size(), [this](NodeId node) { reap(node); });
+  for (std::size_t hop = 0; hop < transfer.hops(); ++hop)
+    if (t[hop] >= 0) unpin(t[hop], nodes);
+}
+
+void Catalog::settle_pages(Transfer& transfer, const int* t, std::span<const std::uint8_t> status) {
+  const std::size_t count = transfer.count(), hops = transfer.hops();
+  // Tail first: of pages that become evictable together, the beginning of the chain is to go last.
+  for (std::size_t i = count; i-- > 0;) {
+    bool news = false, done = true;
+    for (std::size_t hop = 0; hop < hops; ++hop) {
+      news |= settle_hop(transfer, t, hop, i, static_cast<PageStatus>(status[hop * count + i]));
+      done &= transfer.status[hop * count + i] != PageStatus::kPending;
+    }
+    if (!news || !done) continue;
+    // Sources are let go when no hop can touch them any more.
+    const NodeId node = transfer.nodes[i];
+    for (std::size_t hop = 0; hop < hops; ++hop)
+      if (t[hop] >= 0) unpin(t[hop], {&node, 1});
+    if (trie_.alive(node)) reap(node);
+  }
+}
+
 bool Catalog::settle(Ticket ticket, std::span<const std::uint8_t> status, std::size_t hops, std::size_t count) {
-  const auto bad = std::find_if_not(status.begin(), status.end(), known);
-  if (bad != status.end()) refuse("status: " + std::to_string(*bad) + " is not a PageStatus");
+  bool all_known = true, all_well = true;
+  for (const std::uint8_t word : status) {
+    all_known &= known(word);
+    all_well &= word == static_cast<std::uint8_t>(PageStatus::kOk);
+  }
+  if (!all_known) {
+    const auto bad = std::find_if_not(status.begin(), status.end(), known);
+    refuse("status: " + std::to_string(*bad) + " is not a PageStatus");
+  }
   Transfer* transfer = transfers_.find(ticket);
   if (transfer == nullptr) {
     ++stats_.settled_late;
@@ -177,20 +204,11 @@ bool Catalog::settle(Ticket ticket, std::span<const std::uint8_t> status, std::s
            std::to_string(transfer->hops()) + ", " + std::to_string(transfer->count()) + ")");
   int t[kTiers];
   for (std::size_t i = 0; i <= hops; ++i) t[i] = pages_.index(transfer->path[i]);
-  // Tail first: of pages that become evictable together, the beginning of the chain is to go last.
-  for (std::size_t i = count; i-- > 0;) {
-    if (i >= kPagesAhead) pages_.prefetch(transfer->nodes[i - kPagesAhead]);
-    bool news = false, done = true;
-    for (std::size_t hop = 0; hop < hops; ++hop) {
-      news |= settle_hop(*transfer, t, hop, i, static_cast<PageStatus>(status[hop * count + i]));
-      done &= transfer->status[hop * count + i] != PageStatus::kPending;
-    }
-    if (!news || !done) continue;
-    // Sources are let go when no hop can touch them any more.
-    const NodeId node = transfer->nodes[i];
-    for (std::size_t hop = 0; hop < hops; ++hop)
-      if (t[hop] >= 0) pages_.unpin(t[hop], node);
-    reap(node);
+  if (all_well && transfer->pending == status.size()) {
+    settle_whole(*transfer, t);
+    transfer->pending = 0;
+  } else {
+    settle_pages(*transfer, t, status);
   }
   if (transfer->pending == 0) transfers_.close(transfer);
   return true;

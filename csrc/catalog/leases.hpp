@@ -1,8 +1,11 @@
 // What a request holds, so that one call lets all of it go.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -10,22 +13,43 @@
 
 namespace kvtier {
 
-struct PagePin {
-  NodeId node;
-  std::uint8_t t;  // index of the tier
+// Pages with one pin each, as a rule those of a chain from its beginning.
+struct Pins {
+  std::vector<NodeId> nodes;
+  std::vector<std::uint8_t> tiers;  // indexes
+
+  bool empty() const { return nodes.empty(); }
+  void add(std::span<const NodeId> more, std::uint8_t tier) {
+    nodes.insert(nodes.end(), more.begin(), more.end());
+    tiers.insert(tiers.end(), more.size(), tier);
+  }
+  // Whether those from `first` on are the ones of `part`, in `tier`.
+  bool holds(std::size_t first, std::span<const NodeId> part, std::uint8_t tier) const {
+    if (nodes.size() - first < part.size()) return false;
+    const auto same_tier = [tier](std::uint8_t t) { return t == tier; };
+    return std::ranges::equal(std::span(nodes).subspan(first, part.size()), part) &&
+           std::ranges::all_of(std::span(tiers).subspan(first, part.size()), same_tier);
+  }
+  void drop_first(std::size_t count) {
+    nodes.erase(nodes.begin(), nodes.begin() + static_cast<std::ptrdiff_t>(count));
+    tiers.erase(tiers.begin(), tiers.begin() + static_cast<std::ptrdiff_t>(count));
+  }
+  void clear() {
+    nodes.clear();
+    tiers.clear();
+  }
 };
 
 // What a match promised. A later match or narrow replaces it.
 struct Promise {
-  std::vector<NodeId> nodes;        // the blocks [start, hit), each with one pin on its page in …
-  std::vector<std::uint8_t> tiers;  // … this tier (an index)
-  std::vector<PagePin> loads;       // pages that a transfer fills for this request
+  Pins pages;  // of the blocks [start, hit)
+  Pins loads;  // what a transfer fills for this request
 };
 
 struct Lease {
   RequestId request = 0;  // 0: this entry is free
   Promise promise;
-  std::vector<PagePin> adopted;                    // pages that were this request's private slots
+  Pins adopted;                                    // pages that were this request's private slots
   std::vector<NodeId> holds;                       // nodes that it inserted, or found by insert
   std::array<std::vector<Slot>, kTiers> privates;  // by index of the tier
 };

@@ -60,6 +60,64 @@ void Pages::unpark(int t, NodeId node, bool used) {
   used ? tiers_[t].order.insert(node) : tiers_[t].order.insert_coldest(node);
 }
 
+void Pages::pin(int t, const NodeId* nodes, std::size_t count) {
+  Pool& pool = tiers_[t];
+  std::size_t leaving = 0;  // what lies from here on leaves the order, and is told to it at once
+  NodeId last = kNoNode;
+  Page* above = nullptr;  // the last one's page: it is pinned, so there is nothing more to tell its ancestors
+  for (std::size_t i = 0; i < count; ++i) {
+    const NodeId node = nodes[i];
+    Page& page = at(t, node);
+    if (page.evictable() && !page.parked()) {
+      ++pool.count.pinned;
+      trie_.parent(node) == last ? void(++above->blocked) : block_up(t, node);
+    } else {
+      if (leaving != i) pool.order.remove(nodes + leaving, i - leaving);
+      leaving = i + 1;
+      if (page.pins() == 0) first_pin(t, node, page);
+    }
+    page.word = (page.word & ~Page::kCold) + Page::kPin;
+    above = &page;
+    last = node;
+  }
+  pool.order.remove(nodes + leaving, count - leaving);
+}
+
+void Pages::pin_cold(int t, const NodeId* nodes, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const bool first = page(t, nodes[i]).pins() == 0;
+    pin(t, nodes[i]);
+    if (first) at(t, nodes[i]).word |= Page::kCold;
+  }
+}
+
+void Pages::begin_filling(int t, const NodeId* nodes, std::size_t count, Ticket ticket, bool pinned, Slot* slots) {
+  Pool& pool = tiers_[t];
+  const std::uint32_t state = static_cast<std::uint32_t>(Residency::kFilling) + (pinned ? Page::kPin : 0);
+  NodeId last = kNoNode;
+  Page* above = nullptr;  // the last one's page: it is filling, so there is nothing more to tell its ancestors
+  for (std::size_t i = 0; i < count; ++i) {
+    const NodeId node = nodes[i];
+    const Slot slot = pop_free(t);
+    Page& page = at(t, node);
+    page.slot = slots[i] = slot;
+    page.word = state;
+    pool.owners[slot] = {node, kNobody, 0};
+    pool.tickets[slot] = ticket;
+    if (trie_.parent(node) == last) {
+      ++above->kids;
+      ++above->blocked;
+    } else {
+      add_kid(t, node);
+      block_up(t, node);
+    }
+    above = &page;
+    last = node;
+  }
+  pool.count.filling += static_cast<Slot>(count);
+  if (pinned) pool.count.pinned += static_cast<Slot>(count);
+}
+
 void Pages::remove_kid(int t, NodeId node) {
   const NodeId parent = trie_.parent(node);
   if (is_root(parent)) return;
@@ -95,29 +153,6 @@ void Pages::condemn(int t, NodeId node) {
   remove_kid(t, node);
   if (blocked) unblock_up(t, node);
   if (page.pins() == 0 && tiers_[t].tickets[page.slot] == 0) free_page(t, page);
-}
-
-bool Pages::backed(int t, NodeId node) const {
-  const Page* pages = row(node);
-  for (int lower = t + 1; lower < tiers(); ++lower)
-    if (pages[lower].ready()) return true;
-  return false;
-}
-
-// Answers the parent when it was parked and has nothing to wait for any more: it was colder than what it waited for, so
-// it is the next to go.
-NodeId Pages::evict_popped(int t, NodeId node) {
-  Pool& pool = tiers_[t];
-  Page& page = at(t, node);
-  ++(backed(t, node) ? pool.count.evictions : pool.count.dropped);
-  --pool.count.ready;
-  free_slot(t, page);
-  const NodeId parent = trie_.parent(node);
-  if (is_root(parent)) return kNoNode;
-  Page& above = at(t, parent);
-  if (--above.kids != 0 || !above.parked()) return kNoNode;
-  leave(t, parent, above);
-  return parent;
 }
 
 Usage Pages::usage(int t) const {

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "catalog/policy.hpp"
@@ -45,7 +46,7 @@ struct Page {
   bool ready() const { return residency() == Residency::kReady; }
   bool live() const { return residency() == Residency::kFilling || ready(); }
   bool blocks() const { return residency() == Residency::kFilling || (ready() && (pins() != 0 || blocked != 0)); }
-  bool evictable() const { return ready() && pins() == 0 && blocked == 0; }
+  bool evictable() const { return (word & ~kParked) == static_cast<std::uint32_t>(Residency::kReady) && blocked == 0; }
 };
 
 // What one tier's slots are used for. filling counts private slots too: free + filling + ready + draining = capacity.
@@ -74,9 +75,9 @@ class Pages {
   void prefetch(NodeId node) const { __builtin_prefetch(row(node), 1); }
   bool has_page(NodeId node) const {
     const Page* pages = row(node);
-    for (std::size_t t = 0; t < stride_; ++t)
-      if (pages[t].residency() != Residency::kAbsent) return true;
-    return false;
+    bool found = false;
+    for (std::size_t t = 0; t < stride_; ++t) found |= pages[t].residency() != Residency::kAbsent;
+    return found;
   }
   Ticket filler(int t, Slot slot) const { return tiers_[t].tickets[slot]; }
   NodeId in_slot(int t, Slot slot) const { return tiers_[t].owners[slot].node; }  // kNoNode: no page
@@ -94,27 +95,25 @@ class Pages {
   void unclaim(int t, Slot slot) { push_free(t, slot); }
 
   // Transitions. Each keeps the parent's counts and the order right.
-  void begin_filling(int t, NodeId node, Slot slot, Ticket ticket);
   void make_ready(int t, NodeId node);                // from filling
   void adopt_private(int t, NodeId node, Slot slot);  // a private slot becomes a ready page with one pin
   void adopt_claimed(int t, NodeId node, Slot slot);  // a claimed slot becomes a ready page
   void condemn(int t, NodeId node);                   // filling or ready → draining; frees what nobody uses
   void settle_filler(int t, NodeId node, bool good);  // the transfer that fills it is done with the page
-  void pin(int t, NodeId node) {
-    Page& page = at(t, node);
-    if (page.pins() == 0) first_pin(t, node, page);
-    page.word = (page.word & ~Page::kCold) + Page::kPin;
-  }
-  void pin_cold(int t, NodeId node) {  // no use of the page: it was cold and will be again, unless others pin it too
-    const bool first = page(t, node).pins() == 0;
-    pin(t, node);
-    if (first) at(t, node).word |= Page::kCold;
-  }
-  void unpin(int t, NodeId node) {
-    Page& page = at(t, node);
-    page.word -= Page::kPin;
-    if (page.pins() == 0) last_unpin(t, node, page);
-  }
+  void pin(int t, NodeId node) { pin(t, &node, 1); }
+
+  // The same for the pages of many nodes: the first first, or where it ends a use the last first, so that the beginning
+  // of a chain is the last to go. Any nodes will do; made for chains, where each is the child of the one before.
+  void pin(int t, const NodeId* nodes, std::size_t count);
+  // No use of the pages: they were cold and will be again, unless others pin them too.
+  void pin_cold(int t, const NodeId* nodes, std::size_t count);
+  // Absent pages begin to fill, each in a free slot, told in `slots`; there are enough. With one pin if `pinned`.
+  void begin_filling(int t, const NodeId* nodes, std::size_t count, Ticket ticket, bool pinned, Slot* slots);
+  // gone(node) is called after each page that went with its last pin, or its filler.
+  template <class Gone>
+  void unpin(int t, const NodeId* nodes, std::size_t count, Gone&& gone);
+  template <class Gone>
+  void settle_fillers(int t, const NodeId* nodes, std::size_t count, Gone&& gone);  // all went well
   void touch(int t, NodeId node) {
     const Page& page = this->page(t, node);
     if (!page.evictable()) return;
@@ -136,6 +135,7 @@ class Pages {
 
  private:
   static constexpr std::uint32_t kNobody = 0xFFFFFFFFu;
+  static constexpr std::size_t kAhead = 16;  // how far ahead of evictions what they touch is fetched
   struct Owner {
     NodeId node;          // of the page in this slot
     std::uint32_t lease;  // of the private slot
@@ -152,6 +152,27 @@ class Pages {
     std::size_t free_count;
     std::size_t parked = 0;
     Usage count;
+  };
+
+  // Pages on their way into the order, told to it many at a time.
+  class Entering {
+   public:
+    explicit Entering(Order& order) : order_(order) {}
+    ~Entering() { tell(); }
+    Entering(const Entering&) = delete;
+    Entering& operator=(const Entering&) = delete;
+    void add(NodeId page) {
+      pages_[count_++] = page;
+      if (count_ == kMost) tell();
+    }
+
+   private:
+    static constexpr std::size_t kMost = 64;
+    void tell() { order_.insert(pages_, std::exchange(count_, 0)); }
+
+    Order& order_;
+    std::size_t count_ = 0;
+    NodeId pages_[kMost];
   };
 
   Page& at(int t, NodeId node) { return pages_[static_cast<std::size_t>(node) * stride_ + t]; }
@@ -179,19 +200,13 @@ class Pages {
     leave(t, node, page);
     block_up(t, node);
   }
-  void last_unpin(int t, NodeId node, Page& page) {
-    --tiers_[t].count.pinned;
-    const bool cold = (page.word & Page::kCold) != 0;
-    page.word &= ~Page::kCold;
-    if (page.evictable()) {
-      cold ? tiers_[t].order.insert_coldest(node) : enter(t, node);
-      unblock_up(t, node);
-    } else if (page.residency() == Residency::kDraining && tiers_[t].tickets[page.slot] == 0) {
-      free_page(t, page);
-    }
+  bool backed(int t, NodeId node) const {  // ready in a lower owned tier
+    const Page* pages = row(node);
+    bool found = false;
+    for (int lower = t + 1; lower < tiers(); ++lower) found |= pages[lower].ready();
+    return found;
   }
-  bool backed(int t, NodeId node) const;  // ready in a lower owned tier
-  NodeId evict_popped(int t, NodeId node);
+  NodeId evict_popped(int t, NodeId node, bool below);
   void add_kid(int t, NodeId node) {
     const NodeId parent = trie_.parent(node);
     if (!is_root(parent)) ++at(t, parent).kids;
@@ -209,13 +224,17 @@ class Pages {
   }
   // `node`'s page ceased to keep its ancestors' pages. They enter the order after it: a prefix outlives what continues
   // it.
-  void unblock_up(int t, NodeId node) {
+  void unblock_up(int t, NodeId node, Entering& entering) {
     for (NodeId parent = trie_.parent(node); !is_root(parent); parent = trie_.parent(parent)) {
       Page& page = at(t, parent);
       --page.blocked;
       if (!page.evictable()) return;
-      enter(t, parent);
+      entering.add(parent);
     }
+  }
+  void unblock_up(int t, NodeId node) {
+    Entering entering(tiers_[t].order);
+    unblock_up(t, node, entering);
   }
   void free_page(int t, Page& page) {
     --tiers_[t].count.draining;
@@ -236,17 +255,6 @@ class Pages {
   std::vector<Pool> tiers_;
   Array<Page> pages_;
 };
-
-inline void Pages::begin_filling(int t, NodeId node, Slot slot, Ticket ticket) {
-  Page& page = at(t, node);
-  page.slot = slot;
-  set(page, Residency::kFilling);
-  tiers_[t].owners[slot] = {node, kNobody, 0};
-  tiers_[t].tickets[slot] = ticket;
-  ++tiers_[t].count.filling;
-  add_kid(t, node);
-  block_up(t, node);
-}
 
 inline void Pages::make_ready(int t, NodeId node) {
   Page& page = at(t, node);
@@ -269,39 +277,94 @@ inline void Pages::settle_filler(int t, NodeId node, bool good) {
 }
 
 template <class Gone>
-std::size_t Pages::evict(int t, std::size_t count, bool backed_only, Gone&& gone) {
-  constexpr std::size_t kBatch = 64, kAhead = 8;
+void Pages::unpin(int t, const NodeId* nodes, std::size_t count, Gone&& gone) {
   Pool& pool = tiers_[t];
+  Entering entering(pool.order);
+  for (std::size_t i = count; i-- > 0;) {
+    const NodeId node = nodes[i];
+    Page& page = at(t, node);
+    page.word -= Page::kPin;
+    if (page.pins() != 0) continue;
+    --pool.count.pinned;
+    const bool cold = (page.word & Page::kCold) != 0;
+    page.word &= ~Page::kCold;
+    if (page.evictable()) {
+      cold ? pool.order.insert_coldest(node) : entering.add(node);
+      unblock_up(t, node, entering);
+    } else if (page.residency() == Residency::kDraining && pool.tickets[page.slot] == 0) {
+      free_page(t, page);
+      gone(node);
+    }
+  }
+}
+
+template <class Gone>
+void Pages::settle_fillers(int t, const NodeId* nodes, std::size_t count, Gone&& gone) {
+  Pool& pool = tiers_[t];
+  Entering entering(pool.order);
+  for (std::size_t i = count; i-- > 0;) {
+    const NodeId node = nodes[i];
+    Page& page = at(t, node);
+    pool.tickets[page.slot] = 0;
+    if (page.residency() == Residency::kFilling) {
+      set(page, Residency::kReady);
+      --pool.count.filling;
+      ++pool.count.ready;
+      if (!page.evictable()) continue;
+      entering.add(node);
+      unblock_up(t, node, entering);
+    } else if (page.pins() == 0) {  // draining
+      free_page(t, page);
+      gone(node);
+    }
+  }
+}
+
+// Answers the parent when it was parked and has nothing to wait for any more: it was colder than what it waited for, so
+// it is the next to go.
+inline NodeId Pages::evict_popped(int t, NodeId node, bool below) {
+  Pool& pool = tiers_[t];
+  ++(below ? pool.count.evictions : pool.count.dropped);
+  --pool.count.ready;
+  free_slot(t, at(t, node));
+  const NodeId parent = trie_.parent(node);
+  if (is_root(parent)) return kNoNode;
+  Page& above = at(t, parent);
+  if (--above.kids != 0 || !above.parked()) return kNoNode;
+  leave(t, parent, above);
+  return parent;
+}
+
+template <class Gone>
+std::size_t Pages::evict(int t, std::size_t count, bool backed_only, Gone&& gone) {
+  constexpr std::size_t kBatch = 256;
+  Pool& pool = tiers_[t];
+  NodeId batch[kBatch];
   std::size_t evicted = 0;
   while (evicted < count) {
-    NodeId batch[kBatch];
     std::size_t popped = pool.order.pop_coldest(batch, std::min(kBatch, count - evicted));
     if (popped == 0) break;
     for (std::size_t i = 0; i < std::min(popped, kAhead); ++i) prefetch(batch[i]), trie_.prefetch(batch[i]);
-    std::size_t i = 0;
-    bool stop = false;
-    for (NodeId node = kNoNode; !stop && (node != kNoNode || i < popped);) {
-      if (node == kNoNode) {
-        if (i + kAhead < popped) prefetch(batch[i + kAhead]), trie_.prefetch(batch[i + kAhead]);
-        node = batch[i++];
-        if (at(t, node).kids != 0) {
-          park(t, node);
-          node = kNoNode;
-          continue;
+    for (std::size_t i = 0; i < popped; ++i) {
+      if (i + kAhead < popped) prefetch(batch[i + kAhead]), trie_.prefetch(batch[i + kAhead]);
+      NodeId node = batch[i];
+      if (at(t, node).kids != 0) {
+        park(t, node);
+        continue;
+      }
+      while (node != kNoNode) {  // and what was parked until this one went
+        const bool below = backed(t, node);
+        if (evicted == count || (backed_only && !below)) {  // what need not go is the coldest again
+          while (popped > i + 1) pool.order.insert_coldest(batch[--popped]);
+          pool.order.insert_coldest(node);
+          return evicted;
         }
+        const NodeId next = evict_popped(t, node, below);
+        ++evicted;
+        gone(node);
+        node = next;
       }
-      stop = evicted == count || (backed_only && !backed(t, node));
-      if (stop) {  // what need not go is the coldest again
-        while (popped > i) pool.order.insert_coldest(batch[--popped]);
-        pool.order.insert_coldest(node);
-        break;
-      }
-      const NodeId next = evict_popped(t, node);
-      ++evicted;
-      gone(node);
-      node = next;
     }
-    if (stop) break;
   }
   return evicted;
 }

@@ -38,8 +38,20 @@ class Order {
   explicit Order(std::unique_ptr<Policy> policy) : policy_(std::move(policy)) {}
 
   void insert(NodeId page) { ++size_, note(Change::kInsert, page); }
+  void insert(const NodeId* pages, std::size_t count) {
+    if (count == 0) return;
+    tell();
+    size_ += count;
+    policy_->insert(pages, count);
+  }
   void touch(NodeId page) { note(Change::kTouch, page); }
   void remove(NodeId page) { --size_, note(Change::kRemove, page); }
+  void remove(const NodeId* pages, std::size_t count) {
+    if (count == 0) return;
+    tell();
+    size_ -= count;
+    policy_->remove(pages, count);
+  }
   void insert_coldest(NodeId page) {
     tell();
     ++size_;

@@ -24,11 +24,19 @@ std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
   return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
 }
 
+// Of `bytes`, or where that is known at compile time of kBytes.
 template <std::size_t kBytes>
-bool equal(const std::uint8_t* a, const std::uint8_t* b) {
-  std::uint64_t difference = 0;
-  for (std::size_t i = 0; i < kBytes; i += 8) difference |= load64(a + i) ^ load64(b + i);
-  return difference == 0;
+bool equal(const std::uint8_t* a, const std::uint8_t* b, std::size_t bytes) {
+  if constexpr (kBytes == 0) return std::memcmp(a, b, bytes) == 0;
+  using Lane [[gnu::vector_size(16)]] = std::uint64_t;
+  Lane difference{};
+  for (std::size_t i = 0; i < kBytes; i += sizeof(Lane)) {
+    Lane x, y;
+    std::memcpy(&x, a + i, sizeof x);
+    std::memcpy(&y, b + i, sizeof y);
+    difference |= x ^ y;
+  }
+  return (difference[0] | difference[1]) == 0;
 }
 
 }  // namespace
@@ -72,11 +80,7 @@ std::uint32_t Trie::hash(NodeId parent, const std::uint8_t* label) const {
 }
 
 bool Trie::same_label(NodeId node, const std::uint8_t* label) const {
-  const std::uint8_t* mine = this->label(node);
-  if (label_bytes_ == 96) return equal<96>(mine, label);  // 16 tokens and a media digest
-  if (label_bytes_ == 64) return equal<64>(mine, label);
-  if (label_bytes_ == 32) return equal<32>(mine, label);
-  return std::memcmp(mine, label, label_bytes_) == 0;
+  return std::memcmp(this->label(node), label, label_bytes_) == 0;
 }
 
 NodeId Trie::probe(NodeId parent, const std::uint8_t* label) const {
@@ -89,20 +93,31 @@ NodeId Trie::probe(NodeId parent, const std::uint8_t* label) const {
   }
 }
 
-std::size_t Trie::walk(NodeId parent, const std::uint8_t* labels, std::size_t count, NodeId* out) const {
+template <std::size_t kBytes>
+std::size_t Trie::walk_as(NodeId parent, const std::uint8_t* labels, std::size_t count, NodeId* out) const {
+  const NodeId* const parents = parent_.data();
+  const std::uint8_t* const stored = labels_.data();
+  const NodeId end = max_nodes_;
+  const std::size_t bytes = kBytes == 0 ? label_bytes_ : kBytes;
   std::size_t found = 0;
-  for (; found < count; ++found, labels += label_bytes_) {
+  for (; found < count; ++found, labels += bytes) {
     NodeId next = parent + 1;  // of a root: never a node
-    if (next < max_nodes_ && parent_[next] == parent && same_label(next, labels)) {
-      __builtin_prefetch(label(std::min(next + kLabelsAhead, max_nodes_ - 1)));
+    if (next < end && parents[next] == parent && equal<kBytes>(stored + next * bytes, labels, bytes)) {
+      prefetch_label(next + kLabelsAhead);
     } else {
       next = probe(parent, labels);
       if (next == kNoNode) break;
-      for (NodeId i = 1; i <= kLabelsAhead; ++i) __builtin_prefetch(label(std::min(next + i, max_nodes_ - 1)));
+      for (NodeId i = 1; i <= kLabelsAhead; ++i) prefetch_label(next + i);
     }
     out[found] = parent = next;
   }
   return found;
+}
+
+std::size_t Trie::walk(NodeId parent, const std::uint8_t* labels, std::size_t count, NodeId* out) const {
+  if (label_bytes_ == 96) return walk_as<96>(parent, labels, count, out);  // 16 tokens and a media digest
+  if (label_bytes_ == 32) return walk_as<32>(parent, labels, count, out);  // a hash
+  return walk_as<0>(parent, labels, count, out);
 }
 
 std::size_t Trie::create(NodeId parent, const std::uint8_t* labels, std::size_t count, NodeId* out) {
@@ -129,7 +144,9 @@ std::size_t Trie::create(NodeId parent, const std::uint8_t* labels, std::size_t 
     parent_[node] = parent;
     nodes_[node] = {.children = i + 1 < count ? 1u : 0u, .holds = 0, .position = position++, .root = root};
     has_digest_[node] = 0;
-    std::memcpy(labels_.data() + node * label_bytes_, labels + i * label_bytes_, label_bytes_);
+    std::uint8_t* const label = labels_.data() + node * label_bytes_;
+    label_bytes_ == 96 ? std::memcpy(label, labels + i * 96, 96)
+                       : std::memcpy(label, labels + i * label_bytes_, label_bytes_);
     if (tabled(node)) table_insert(tags_[node], node);
     out[i] = parent = node;
   }

@@ -69,6 +69,7 @@ class Trie {
   std::uint32_t position(NodeId node) const { return nodes_[node].position; }
   std::uint32_t children(NodeId node) const { return nodes_[node].children; }
   std::uint32_t holds(NodeId node) const { return nodes_[node].holds; }
+  bool bare(NodeId node) const { return nodes_[node].children == 0 && nodes_[node].holds == 0; }
   void hold(NodeId node) { ++nodes_[node].holds; }
   void unhold(NodeId node) { --nodes_[node].holds; }
   const std::uint8_t* label(NodeId node) const {
@@ -97,6 +98,12 @@ class Trie {
     std::uint32_t node;  // + 1; 0 is empty
   };
 
+  template <std::size_t kBytes>  // of a label; 0: told by label_bytes_
+  std::size_t walk_as(NodeId parent, const std::uint8_t* labels, std::size_t count, NodeId* out) const;
+  void prefetch_label(NodeId node) const {  // may lie behind the last one: the address is not followed
+    const auto first = reinterpret_cast<std::uintptr_t>(labels_.data());
+    __builtin_prefetch(reinterpret_cast<const void*>(first + node * label_bytes_));
+  }
   bool tabled(NodeId node) const { return parent_[node] + 1 != node; }
   std::uint32_t hash(NodeId parent, const std::uint8_t* label) const;
   NodeId probe(NodeId parent, const std::uint8_t* label) const;

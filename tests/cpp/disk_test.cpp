@@ -329,13 +329,16 @@ TEST_CASE("whichever operation of an opening fails, the next one succeeds with w
     bool clean = false;
     for (std::int64_t nth = 1; !clean; ++nth) {
       REQUIRE(nth < 100);
-      files::arm_fault(nth, files::Fault::kError, ENOSPC);
+      const auto plan = std::make_shared<FaultPlan>();
+      plan->add({FaultPlan::Kind::kError, FaultPlan::On::kAny, static_cast<std::uint64_t>(nth), 1, ENOSPC});
+      use_faults(plan);
       std::string notes;
       try {
         notes = DiskStore::open(options_in(dir))->notes();
-        clean = files::disarm_fault() < nth;
+        use_faults(nullptr);
+        clean = plan->fired() == 0;
       } catch (const std::system_error& error) {
-        files::disarm_fault();
+        use_faults(nullptr);
         CHECK(error.code().value() == ENOSPC);
         CHECK((exists || std::filesystem::is_empty(dir.path())));
       }

@@ -515,6 +515,30 @@ def test_narrow_holds_exactly_what_arrived() -> None:
     assert catalog.narrow(77, Tier.DEVICE) == 0
 
 
+def test_narrow_keeps_one_pin_on_each_page_however_it_came() -> None:
+    catalog = make(device=8, host=8)
+    nodes = store(catalog, 1, 1, 2, 3, 4, 5)
+    path = [Tier.HOST, Tier.DEVICE]
+    first = catalog.reserve(path, nodes[:1])  # there before the request
+    catalog.settle(first.ticket, np.array([[OK]], np.uint8))
+    match = catalog.match([catalog.root(SPACE)], tokens(1, 2, 3, 4, 5), 0, 2)
+    assert match.tiers.tolist() == [Tier.DEVICE] + 4 * [Tier.HOST]
+    for part in (nodes[1:2], nodes[2:3]):  # loaded for the request, in two goes
+        r = catalog.reserve(path, part, request=2)
+        catalog.settle(r.ticket, np.array([[OK]], np.uint8))
+    other = catalog.reserve(path, nodes[3:4])  # loaded for someone else
+    catalog.settle(other.ticket, np.array([[OK]], np.uint8))
+    late = catalog.reserve(path, nodes[4:], request=2)  # not there yet
+    assert catalog.narrow(2, Tier.DEVICE) == 4
+    catalog.check()
+    assert (catalog.usage(Tier.DEVICE).pinned, catalog.usage(Tier.HOST).pinned) == (4, 1)
+    assert catalog.narrow(2, Tier.DEVICE) == 4
+    catalog.settle(late.ticket, np.array([[OK]], np.uint8))
+    catalog.release(2)
+    catalog.check()
+    assert (catalog.usage(Tier.DEVICE).pinned, catalog.usage(Tier.HOST).pinned) == (0, 0)
+
+
 # --- invalidation and restart ---------------------------------------------------------------------------------------
 
 
