@@ -9,7 +9,7 @@
 namespace kvtier {
 namespace {
 
-constexpr std::size_t kReap = 4;  // few, so that the disk gets new work while what it brought is being verified
+constexpr std::size_t kLanded = 4;              // at most so many operations have ended and wait to be verified
 constexpr std::chrono::milliseconds kTick{20};  // how often hung operations are looked for
 
 }  // namespace
@@ -18,6 +18,7 @@ IoExecutor::IoExecutor(Scheduler& scheduler, HostArena& host, DiskStore& store, 
     : scheduler_(scheduler), host_(host), store_(store), options_(std::move(options)), ops_(options_.depth) {
   free_.reserve(options_.depth);
   queued_.reserve(options_.depth);
+  landed_.reserve(kLanded);
   for (unsigned i = options_.depth; i-- > 0;) free_.push_back(i);
   thread_ = std::thread([this] { run(); });
 }
@@ -73,7 +74,6 @@ void IoExecutor::serve() {
     go_offline("disk tier out of service: no way to do I/O: " + note);
   }
 
-  IoResult results[kReap];
   Time give_up = kNever, next_check{};
   for (;;) {
     const bool wants_work = fill();
@@ -83,20 +83,56 @@ void IoExecutor::serve() {
     }
     if (give_up == kNever && scheduler_.closed()) give_up = Clock::now() + options_.close_limit;
     engine_->flush();
-    const Time until = std::min(scheduler_.before_reap(wants_work), Clock::now() + kTick);
-    const std::size_t count =
-        engine_->reap(results, kReap, std::max(Clock::duration::zero(), until - std::min(until, Clock::now())));
-    for (std::size_t i = 0; i < count; ++i) handle(results[i]);
+    // Verifying takes a third of the time that the disk takes to bring a page. It has been given new work for what
+    // landed; one operation is dealt with at a time, so that it never waits for more than that.
+    handle_landed(1);
+    const bool saw_all = reap(wants_work);
     const Time now = Clock::now();
-    if (now >= next_check && count < kReap) {  // whatever has ended was seen: what is left really runs
+    if (now >= next_check && saw_all) {  // whatever has ended was seen: what is left really runs
       check_hung(now);
       next_check = now + kTick;
     }
     if (now >= give_up) break;
   }
+  handle_landed(landed_.size());
   scheduler_.set_waker(nullptr);
   if (free_.size() != ops_.size()) abandon();
   engine_.reset();
+}
+
+// What has ended lands; waits for the first only if there is nothing else to do. True: nothing more has ended.
+bool IoExecutor::reap(bool wants_work) {
+  Clock::duration wait{};
+  if (landed_.empty()) {
+    const Time until = std::min(scheduler_.before_reap(wants_work), Clock::now() + kTick);
+    wait = std::max(Clock::duration::zero(), until - std::min(until, Clock::now()));
+  }
+  IoResult results[kLanded];
+  const std::size_t room = kLanded - landed_.size();
+  const std::size_t count = engine_->reap(results, room, wait);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (results[i].tag >= ops_.size() || !ops_[results[i].tag].in_use) continue;  // an engine must not do this
+    Op& op = ops_[results[i].tag];
+    op.landed = true;
+    if (!op.released && !op.single && complete(op, results[i].result)) {  // else some of it may have to go again
+      scheduler_.landed(op.lane, op.count);
+      op.released = true;
+    }
+    landed_.push_back(results[i]);
+  }
+  return count < room;
+}
+
+void IoExecutor::handle_landed(std::size_t most) {
+  for (; most > 0 && !landed_.empty(); --most) {
+    const IoResult result = landed_.front();
+    landed_.erase(landed_.begin());
+    handle(result);
+  }
+}
+
+bool IoExecutor::complete(const Op& op, std::int64_t result) const {
+  return result == static_cast<std::int64_t>(op.count * host_.page_bytes());
 }
 
 // Takes what the lanes allow. False: there was no room left for more.
@@ -171,7 +207,7 @@ IoExecutor::Op& IoExecutor::new_op(const Chunk& chunk) {
   op.lane = chunk.lane;
   op.count = 0;
   op.in_use = true;
-  op.queued = op.hung = op.single = false;
+  op.queued = op.landed = op.released = op.hung = op.single = false;
   op.at = 0;
   return op;
 }
@@ -193,6 +229,7 @@ void IoExecutor::submit(Op& op) {
   request.buffer = host_.page(host_slot(op, op.at));
   request.length = host_.page_bytes() * (op.single ? 1 : op.count);
   op.started = Clock::now();
+  op.landed = false;
   op.queued = !engine_->submit(request);
   if (op.queued) {
     queued_.push_back(static_cast<std::uint32_t>(request.tag));
@@ -215,11 +252,10 @@ void IoExecutor::drop_queued() {
 // ---- results -----------------------------------------------------------------------------------------------------
 
 void IoExecutor::handle(const IoResult& result) {
-  if (result.tag >= ops_.size() || !ops_[result.tag].in_use) return;  // not ours: an engine must not do this
   Op& op = ops_[result.tag];
   if (op.single) {
     if (handle_single(op, result.result)) return;
-  } else if (op.count > 1 && result.result != static_cast<std::int64_t>(op.count * host_.page_bytes())) {
+  } else if (op.count > 1 && !complete(op, result.result)) {
     op.single = true;
     if (!may_go_on(op)) return finish(op);
     submit(op);
@@ -288,7 +324,7 @@ PageStatus IoExecutor::conclude_write(const Op& op, std::uint32_t i, std::int64_
 }
 
 void IoExecutor::finish(Op& op) {
-  scheduler_.finish(*op.transfer, op.hop, {op.pages, op.count}, op.status, !op.hung);
+  scheduler_.finish(*op.transfer, op.hop, {op.pages, op.count}, op.status, !op.released);
   op.in_use = false;
   free_.push_back(static_cast<std::uint32_t>(&op - ops_.data()));
 }
@@ -297,8 +333,8 @@ void IoExecutor::finish(Op& op) {
 
 void IoExecutor::check_hung(Time now) {
   for (Op& op : ops_) {
-    if (!op.in_use || op.hung || op.queued || now - op.started < options_.io_limit) continue;
-    op.hung = true;
+    if (!op.in_use || op.hung || op.queued || op.landed || now - op.started < options_.io_limit) continue;
+    op.hung = op.released = true;
     {
       const std::lock_guard lock(stats_mutex_);
       ++stats_.hung;

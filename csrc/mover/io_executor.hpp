@@ -68,7 +68,9 @@ class IoExecutor {
     std::uint64_t expected[Chunk::kMaxPages];  // stage: the record's checksum
     PageStatus status[Chunk::kMaxPages];
     bool in_use = false;
-    bool queued = false;  // the engine was full: not submitted yet
+    bool queued = false;    // the engine was full: not submitted yet
+    bool landed = false;    // has ended, and waits to be dealt with
+    bool released = false;  // no longer counted as in flight
     bool hung = false;
     bool single = false;  // failed as a whole: page `at` goes alone, so that one bad page does not take the others
     std::uint32_t at = 0;
@@ -90,12 +92,15 @@ class IoExecutor {
   void run();
   void serve();
   bool fill();
+  bool reap(bool wants_work);
   void start(const Chunk& chunk);
   PageStatus prepare(const Chunk& chunk, std::uint32_t page, std::uint64_t* expected);
   Op& new_op(const Chunk& chunk);
   void submit(Op& op);
   void drop_queued();
+  void handle_landed(std::size_t most);
   void handle(const IoResult& result);
+  bool complete(const Op& op, std::int64_t result) const;
   bool handle_single(Op& op, std::int64_t result);
   bool may_go_on(Op& op);
   PageStatus conclude(Op& op, std::uint32_t i, std::int64_t result);
@@ -119,6 +124,7 @@ class IoExecutor {
   std::vector<Op> ops_;
   std::vector<std::uint32_t> free_;
   std::vector<std::uint32_t> queued_;
+  std::vector<IoResult> landed_;  // the first first
   DiskHealth health_;
   std::atomic<bool> offline_{false};
   std::atomic<bool> stuck_{false};

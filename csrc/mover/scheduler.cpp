@@ -200,6 +200,11 @@ void Scheduler::finish(Transfer& transfer, int hop, std::span<const std::uint32_
   announce();
 }
 
+void Scheduler::landed(Lane lane, std::size_t pages) {
+  const std::lock_guard lock(mutex_);
+  ledger_.release_bytes(lane, pages);  // whoever takes more work is the one who tells of it
+}
+
 void Scheduler::stalled(Transfer& transfer, Lane lane, std::size_t pages) {
   const std::lock_guard lock(mutex_);
   if (ledger_.abandoned()) return;

@@ -55,6 +55,7 @@ class Scheduler {
   bool closed() const;
   void finish(Transfer& transfer, int hop, std::span<const std::uint32_t> pages, const PageStatus* status,
               bool release_bytes = true);
+  void landed(Lane lane, std::size_t pages);  // their I/O has ended, and others may begin; finish() tells how it went
   void stalled(Transfer& transfer, Lane lane, std::size_t pages);  // an I/O hangs: stop waiting for it, not owning it
   void take_disk_offline();
   void stall_disk();  // the executor of the disk's lanes hangs as a whole
