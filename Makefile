@@ -47,7 +47,7 @@ $(VLLM_VENV)/.kvtier-ready: requirements/vllm.txt requirements/torch.txt require
 	@touch $@
 
 test-vllm: build $(VLLM_VENV)/.kvtier-ready  ## run the connector's tests inside the real vLLM, on the CPU, in $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm
+	$(VLLM_VENV)/bin/python -m pytest tests/engines/in_vllm
 
 soak: build  ## tell SEEDS simulated stories, or as many as MINUTES allow; counts go to $(OUT)/soak.json
 	$(BIN)/python tests/property/soak.py --seeds $(SEEDS) --minutes $(MINUTES) --out $(OUT)/soak.json

@@ -9,7 +9,8 @@ Pure arithmetic: no thread, no clock and no bytes. Who calls what: whoever issue
 
 A lane's seconds are those that it was *occupied* by a transfer: from its first page being taken, or the end of the
 transfer before it, to its last page's end. So transfers that overlap are not counted twice, and the fixed cost is
-learnt from those that found the lane idle. Of a hop that is fed by another, only the time in which it moved something. How a coefficient is learnt from that: :class:`kvtier.fit.Fit`.
+learnt from those that found the lane idle. Of a hop that is fed by another, only the time in which it moved something.
+How a coefficient is learnt from that: :class:`kvtier.fit.Fit`.
 """
 
 from __future__ import annotations

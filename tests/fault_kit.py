@@ -89,6 +89,14 @@ class Surroundings(NamedTuple):
             len(re.findall(r"VmFlags:.* dc\b", flags)),  # mappings that no child inherits
         )
 
+    def leaked_since(self, before: Surroundings) -> list[str]:
+        """What there is more of. Less is no leak: a thread of an import or of another test may have ended meanwhile."""
+        return [
+            f"{name}: {was} -> {is_now}"
+            for name, was, is_now in zip(self._fields, before, self, strict=True)
+            if is_now > was
+        ]
+
 
 def says_why(error: OSError) -> None:
     assert error.errno
@@ -261,8 +269,8 @@ def live_through(life: Life, folders: Folders, fault: Fault, places: list[int], 
             raise
         finally:
             _core.use_faults(None)
-    after = Surroundings.now()
-    assert after == before, f"{fault.kind} at operations {places} leaked: {before} -> {after}"
+    leaked = Surroundings.now().leaked_since(before)
+    assert not leaked, f"{fault.kind} at operations {places} leaked {', '.join(leaked)}"
     tally["lives"] += 1
     tally["faults"] += plan.fired
     return plan

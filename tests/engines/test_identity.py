@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 
 from kvtier import CacheConfig, CacheManager, DevicePool  # noqa: E402
 from kvtier.catalog import Residency, Tier  # noqa: E402
+from kvtier.content import Content  # noqa: E402
 from kvtier.lab.engine import LabEngine  # noqa: E402
 from kvtier.lab.measure import outputs_match  # noqa: E402
 from kvtier.lab.model import load_model  # noqa: E402
@@ -76,7 +77,7 @@ class Rig:
         """Slots [blocks, tier] and residency of the prompt's first WHOLE tokens."""
         catalog = self.manager.catalog
         root = catalog.root(self.manager.namespace.fingerprint)
-        nodes = catalog.match([root], np.array(tokens[:WHOLE], np.uint32), 0, SCRATCH).nodes
+        nodes = catalog.match([root], Content(tokens[:WHOLE]).whole(catalog.block_size), 0, SCRATCH).nodes
         catalog.release(SCRATCH)
         return nodes, *catalog.state(nodes)
 

@@ -259,10 +259,10 @@ class TestJournal:
         self, folder: Path
     ) -> None:
         with make(folder) as store:
-            _core.arm_file_fault(1, _core.FileFault.ERROR, errno.EIO)
+            fail_at(1, errno.EIO)
             with pytest.raises(OSError, match="generations"):
                 store.invalidate(SPACE_A)
-            _core.disarm_file_fault()
+            _core.use_faults(None)
             assert put(store, 0, 0, SPACE_A, 1) == 0  # computed by weights that the next process does not know
         with make(folder) as store:
             assert held(store) == {}

@@ -115,9 +115,9 @@ def test_pages_of_a_generation_that_was_never_durable_do_not_come_back_with_its_
     with disk_folder(tmp_path) as folder:
         with open_store(folder, rng) as rig:
             plan = _core.FaultPlan()
-            plan.add(_core.FaultPlan.Kind.ERROR, 1, 5, on=_core.FaultPlan.On.OTHER)  # the sync
+            plan.add(_core.FaultPlan.Kind.ERROR, 1, 5, on=_core.FaultPlan.On.WRITE)  # nothing of it reaches the file
             _core.use_faults(plan)
-            with pytest.raises(OSError, match="durable"):
+            with pytest.raises(OSError, match="generations"):
                 rig.disk.invalidate(SPACE)
             _core.use_faults(None)
             rig.put([0], [7], generation=1)  # by weights that the next process does not have

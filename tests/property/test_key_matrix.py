@@ -93,7 +93,7 @@ def _manager(path: Path, **changes: Any) -> CacheManager:
     config = CacheConfig(
         block_size=geometry.block_size,
         host={"size": 64 * 4096, "write": "at_once"},
-        disk={"path": str(path), "size": "1MiB", "write": "at_once"},
+        disk={"path": str(path), "size": "2MiB", "write": "at_once"},
     )
     return CacheManager(config, geometry, Namespace(**BASE | changes), DevicePool.allocate(geometry, 16))
 
@@ -195,6 +195,7 @@ def test_media_reach_every_path(tmp_path: Path) -> None:
             manager.expect(name, TOKENS, 0.0, salt="t", media=media)
             assert manager.flush()
             assert manager.locate(TOKENS, salt="t", media=MEDIA).get("host", 0) == found * BLOCK
+            manager.dismiss(name)
         # A prefix is found whether or not the image goes on behind it.
         assert sum(manager.locate(TOKENS[:8], salt="t", media=MEDIA).values()) == 8
         assert _serve(manager, "other", TOKENS, {"salt": "t", "media": [(5, 10, OTHER_IMAGE)]}) == BLOCK
