@@ -9,7 +9,7 @@ class VirtualClock:
     """Call it for the time, in seconds."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = 1.0  # 0 means "never" in many a message
 
     def __call__(self) -> float:
         return self.now

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TORN", "Content", "SimulatedDisk", "generation_of", "space_of"]
+__all__ = ["TORN", "Content", "SimulatedDisk", "generation_of", "space_of", "told_apart"]
 
 Content = bytes | None
 """What a slot holds: the identity of a page followed by whatever its writer added, or None."""
@@ -29,6 +29,17 @@ def space_of(identity: bytes) -> bytes:
 def generation_of(identity: bytes) -> int:
     """The generation in a page's identity."""
     return int.from_bytes(identity[_GENERATION], "little")
+
+
+def told_apart(held: Content, wanted: bytes) -> str:
+    """In what the content of a slot differs from what it should be, in words; both begin with an identity."""
+    if held is None or len(held) != len(wanted):
+        return "nothing whole" if held is None or held is TORN else "what was never cached"
+    if space_of(held) != space_of(wanted):
+        return "bytes of another namespace"
+    if generation_of(held) != generation_of(wanted):
+        return "bytes of another generation"
+    return "bytes of other tokens" if held[: _SPACE.start] != wanted[: _SPACE.start] else "bytes of other weights"
 
 
 class SimulatedDisk:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ _ENGINE = {
     "expect": 2.0,
     "reorder": 0.3,
     "dismiss": 0.3,
-    "measure": 0.3,
+    "measure": 0.5,
     "locate": 0.3,
     "evict": 3.5,
     "flush": 0.05,
@@ -64,12 +65,13 @@ _MOST_STALLED = 2
 
 def draw_setup(rng: random.Random) -> Setup:
     tiers = rng.choice([3, 3, 3, 3, 2, 1])
-    return Setup(
+    setup = Setup(
         device=rng.choice([rng.randint(6, 14), rng.randint(10, 28)]),
         host=rng.choice([rng.randint(3, 9), rng.randint(4, 36)]) if tiers > 1 else 0,
         disk=rng.randint(6, 60) if tiers > 2 else 0,
         host_write=rng.choice(_WRITES),
         disk_write=rng.choice(_WRITES),
+        splits=rng.random() < 0.3,
         low=rng.choice([0.0, 0.1, 0.3]),
         high=rng.choice([0.4, 0.6, 1.0]),
         lease_seconds=rng.choice([0.3, 2.0, 30.0]),
@@ -81,6 +83,21 @@ def draw_setup(rng: random.Random) -> Setup:
         spaces=rng.choice([1, 1, 1, 2, 3, 5]),
         requests=rng.randint(2, 6),
     )
+    if setup.splits:
+        setup = replace(setup, load_policy="cost")
+    if tiers < 3 or rng.random() < 0.5:
+        return setup
+    # Much is read from disk: the host is smaller than the device, and all that is computed goes down.
+    return replace(
+        setup,
+        host=rng.randint(3, 6),
+        disk=rng.randint(20, 60),
+        host_write="at_once",
+        disk_write="at_once",
+        load_policy="cost" if setup.splits else "always",
+        spaces=rng.randint(1, 2),
+        queue_pages=rng.choice([24, 1000]),
+    )
 
 
 class Drawer:
@@ -91,9 +108,11 @@ class Drawer:
         self._setup = setup
         self._numbers = 0
         self._branches = (1 << rng.choice([2, 3, 3, 4])) - 1  # of prompts: how much requests share
+        self._pace = 1e-3 if setup.splits else rng.choice([1e-4, 1e-3, 1e-2])  # seconds to compute a token
+        self._chunks = [1, 4, 4, 8, 16] if setup.splits else [1, 5, 16, 64, 64, 64]  # tokens of one pass
         self._impatience = rng.choice([0.1, 0.3, 1.0])  # how often what has not ended is aborted
         self._longest = min(setup.device * BLOCK // rng.choice([1, 2, 3, 3]), 48)
-        self._page_fault = rng.choice([0.0, 0.02, 0.1, 0.1]) if faults else 0.0
+        self._page_fault = rng.choice([0.0, 0.05, 0.1, 0.1, 0.1]) if faults else 0.0
         kinds = {**_ENGINE, **_CALM, **(_FAULTS if faults else {})}
         habits = {kind: 1.0 if kind in _ALWAYS else rng.choice([0.0, 1.0, 1.0, 4.0]) for kind in kinds}
         if not setup.disk:
@@ -157,7 +176,7 @@ class Drawer:
         ]
         if not numbers:
             return None
-        return "compute", self._rng.choice(numbers), self._rng.choice([1, 5, 16, 64, 64, 64])
+        return "compute", self._rng.choice(numbers), self._rng.choice(self._chunks)
 
     def _append(self, engine: SimulatedEngine, plane: EventPlane) -> Step | None:
         number = self._pick(engine, *(() if self._rng.random() < 0.1 else (RUNNING,)))
@@ -206,7 +225,7 @@ class Drawer:
 
     def _measure(self, engine: SimulatedEngine, plane: EventPlane) -> Step | None:
         tokens = self._rng.randint(1, 64)
-        return "measure", tokens, self._rng.randint(0, 64), round(tokens * self._rng.choice([1e-5, 1e-3, 1e-1]), 6)
+        return "measure", tokens, self._rng.randint(0, 64), round(tokens * self._pace * self._rng.uniform(0.8, 1.2), 6)
 
     def _locate(self, engine: SimulatedEngine, plane: EventPlane) -> Step | None:
         return "locate", *self._prompt(), self._space()
@@ -241,7 +260,7 @@ class Drawer:
         return "advance", which, page, fault
 
     def _tick(self, engine: SimulatedEngine, plane: EventPlane) -> Step | None:
-        return "tick", round(self._rng.expovariate(40.0) + (1.0 if self._rng.random() < 0.02 else 0.0), 4)
+        return "tick", round(self._rng.expovariate(40.0) + (1.0 if self._rng.random() < 0.06 else 0.0), 4)
 
     def _repeat(self, engine: SimulatedEngine, plane: EventPlane) -> Step | None:
         return "repeat", self._rng.randrange(32)

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from kvtier.catalog import Tier
 from kvtier.config import CacheConfig, DiskConfig, HostConfig, PrefetchConfig, WatermarksConfig
 from kvtier.manager import CacheManager
-from kvtier.namespace import Namespace
-from kvtier.sim.disk import TORN, space_of
+from kvtier.namespace import DIGEST_BYTES, Namespace
+from kvtier.sim.checks import audit, look, pages_of
+from kvtier.sim.costs import known_costs
+from kvtier.sim.disk import space_of
 from kvtier.sim.ending import finish
-from kvtier.sim.events import EventPlane
+from kvtier.sim.events import PAGE_BYTES, EventPlane
 from kvtier.sim.names import BlockNames, prompt
 from kvtier.sim.plane import ViolationError
 from kvtier.sim.requests import BLOCK, LOADING, MATCHED, PREEMPTED, RUNNING, Request
@@ -39,6 +41,7 @@ _CALLS = (
     *("arrive", "again", "start", "grow", "compute", "append", "free", "preempt", "resume", "poll", "wait"),
     *("hint", "expect", "reorder", "dismiss", "measure", "locate", "evict", "flush", "invalidate", "reset"),
 )
+_PARENT = slice(32, 64)  # of an identity: the digest of the block before
 _ADAPTER = bytes(range(32))
 _SPACES: list[dict[str, Any]] = [{}, {"salt": "a"}, {"salt": "b"}, {"adapter": _ADAPTER}]
 _SPACES.append({"salt": "a", "adapter": _ADAPTER})
@@ -65,16 +68,20 @@ class SimulatedEngine:
         self._own = space
         self.spaces = [space.with_(**named).fingerprint for named in _SPACES[: setup.spaces]]
         self._serial = 1
-        self._versions = self._durable_versions = [0] * setup.spaces
+        self.versions = self._durable_versions = [0] * setup.spaces
         self._made: set[bytes] = set()
+        self._asked: set[bytes] = set()
+        self.hints: set[int] = set()
         self.restart(plane)
         self.calls: dict[str, Callable[..., bool]] = {name: getattr(self, name) for name in _CALLS}
 
     def restart(self, plane: EventPlane) -> None:
         """A new process over what ``plane`` still has: no request lives on."""
         self.requests.clear()
+        self.hints.clear()
         self.plane = plane
-        self._versions = list(self._durable_versions)
+        plane.asked = self._asked
+        self.versions = list(self._durable_versions)
         setup = self.setup
         config = CacheConfig(
             block_size=BLOCK,
@@ -94,8 +101,11 @@ class SimulatedEngine:
             None,  # type: ignore[arg-type]
             plane=plane,
             max_nodes=setup.slots + setup.spare_nodes,
+            costs=known_costs(PAGE_BYTES, BLOCK) if setup.splits else None,
             clock=plane.clock,
         )
+        if setup.splits:
+            self.manager.can_split()
         self.catalog = self.manager.catalog
         self.counts["pages adopted"] += self.manager.adopted
 
@@ -106,6 +116,7 @@ class SimulatedEngine:
         if number in self.requests or not 0 < len(tokens) <= self.room:
             return False
         request = Request(f"r{number}", space, tokens)
+        self._ask(space, tokens)
         found = self.manager.get_computed_blocks(request.name, tokens, **_SPACES[space])
         self.requests[number] = request
         self._promise(request, found)
@@ -126,31 +137,45 @@ class SimulatedEngine:
         request.state, request.promised, request.doomed, request.computed = MATCHED, count, False, 0
         space = self.spaces[request.space]
         request.names = BlockNames(space, self.plane.generation(space), BLOCK)
-        request.version = b"%d" % self._versions[request.space]
+        request.version = b"%d" % self.versions[request.space]
         self.counts["tokens promised"] += count
         for block, content in enumerate(request.contents(count // BLOCK)):
             if content not in self._made:
                 raise ViolationError(f"{request.name} was promised block {block}, which nobody computed")
 
+    def _ask(self, space: int, tokens: Sequence[int]) -> None:
+        names = BlockNames(self.spaces[space], 0, BLOCK)
+        self._asked.update(identity[:DIGEST_BYTES] for identity in names.extend(tokens))
+
     def start(self, number: int) -> bool:
         request = self._get(number, MATCHED)
         if request is None:
             return False
-        if self.manager.allocate_slots(request.name, len(request.tokens)) is None:
+        if self._allocate(request.name, len(request.tokens)) is None:
             self.counts["fault: device full"] += 1
             return True
+        self.hints.discard(number)
         request.state = LOADING
         request.deadline = self.plane.clock.now + self.setup.load_seconds
         if self.manager.ready(request.name):
             self._ready(request, request.promised)
         return True
 
+    def _allocate(self, name: str, tokens: int) -> object:
+        before, _ = pages_of(self.catalog, Tier.DEVICE)
+        table = self.manager.allocate_slots(name, tokens)
+        after, _ = pages_of(self.catalog, Tier.DEVICE)
+        gone = {identity[:DIGEST_BYTES] for identity in before - after}
+        if gone and any(identity[_PARENT] in gone for identity in after):  # ready ones are all of one generation
+            raise ViolationError("a block was evicted from the device before its continuation")
+        return table
+
     def grow(self, number: int, tokens: int) -> bool:
         """Slots ahead of need, for a request that loads or runs."""
         request = self._get(number, LOADING, RUNNING)
         if request is None or len(request.tokens) + tokens > self.room:
             return False
-        if self.manager.allocate_slots(request.name, len(request.tokens) + tokens) is None:
+        if self._allocate(request.name, len(request.tokens) + tokens) is None:
             self.counts["fault: device full"] += 1
         elif request.state is RUNNING:
             self._take_table(request)
@@ -184,9 +209,11 @@ class SimulatedEngine:
         request = self._get(number, RUNNING)
         if request is None or request.computed >= len(request.tokens):
             return False
+        if self.setup.splits and self._skip(request):
+            return True
         first, last = request.computed, min(request.computed + tokens, len(request.tokens))
         if len(request.table) * BLOCK < last:
-            if self.manager.allocate_slots(request.name, last) is None:
+            if self._allocate(request.name, last) is None:
                 self.counts["fault: device full"] += 1
                 return True
             self._take_table(request)
@@ -200,11 +227,28 @@ class SimulatedEngine:
         self.manager.cache_blocks(request.name, last)
         return True
 
+    def _skip(self, request: Request) -> bool:
+        """Go on behind what was loaded while the front was computed, if it has come so far."""
+        loaded = self.manager.skip(request.name)
+        if loaded is None:
+            return False
+        count, kept = loaded.num_computed_tokens, request.computed // BLOCK
+        table: list[int] = self.manager.block_table(request.name).tolist()
+        if count <= request.computed // BLOCK * BLOCK or table[:kept] != request.table[:kept]:
+            raise ViolationError(f"{request.name} computed {request.computed} tokens and skipped to {count}")
+        self.counts["tails met"] += 1
+        self.counts["tokens loaded"] += count - request.computed
+        request.table, request.computed = table[:kept], count
+        request.held = [*request.held[:kept], *request.contents(count // BLOCK)[kept:]]
+        self._take_table(request)
+        return True
+
     def append(self, number: int, tokens: Sequence[int]) -> bool:
         request = self.requests.get(number)
         if request is None or len(request.tokens) + len(tokens) > self.room:
             return False
         request.tokens += tokens
+        self._ask(request.space, request.tokens)
         self.manager.append_tokens(request.name, list(tokens))
         return True
 
@@ -267,6 +311,7 @@ class SimulatedEngine:
     # ---- the rest ------------------------------------------------------------------------------------------------
 
     def hint(self, branch: int, length: int, space: int, within: float) -> bool:
+        self._ask(space, prompt(branch, length))
         hinted = self.manager.prefetch(prompt(branch, length), within=within or None, **_SPACES[space])
         self.plane.decisions.update(repr(hinted).encode())
         self.counts["pages prefetched"] += hinted.staged
@@ -276,6 +321,8 @@ class SimulatedEngine:
         """A request of this number will come, or so the engine thinks."""
         if number in self.requests:
             return False
+        self._ask(space, prompt(branch, length))
+        self.hints.add(number)
         self.manager.expect(f"r{number}", prompt(branch, length), within, **_SPACES[space])
         return True
 
@@ -284,6 +331,7 @@ class SimulatedEngine:
         return True
 
     def dismiss(self, number: int) -> bool:
+        self.hints.discard(number)
         self.manager.dismiss(f"r{number}")
         return True
 
@@ -297,7 +345,7 @@ class SimulatedEngine:
         found = self.manager.locate(prompt(branch, length), **_SPACES[space])
         fingerprint = self.spaces[space]
         names = BlockNames(fingerprint, self.plane.generation(fingerprint), BLOCK)
-        version = b"%d" % self._versions[space]
+        version = b"%d" % self.versions[space]
         identities = names.extend(list(prompt(branch, length)))[: sum(found.values()) // BLOCK]
         if not all(identity + version in self._made for identity in identities):
             raise ViolationError(f"located {found} of a prompt, more than was computed in its namespace")
@@ -307,10 +355,13 @@ class SimulatedEngine:
         """What nobody uses of some prompts, the branches from ``first`` to ``last``."""
         if Tier(tier) not in self.plane.content:
             return False
+        _, before = pages_of(self.catalog, Tier(tier))
         for branch in range(first, last + 1):
             gone = self.manager.evict(Tier(tier), prompt(branch, length), **_SPACES[space])
             self.plane.decisions.update(gone.tobytes())
             self.counts["pages evicted by name"] += len(gone)
+        if any(space_of(identity) != self.spaces[space] for identity in before - pages_of(self.catalog, Tier(tier))[1]):
+            raise ViolationError("an eviction by name took pages of another namespace")
         return True
 
     def flush(self, seconds: float) -> bool:
@@ -334,11 +385,11 @@ class SimulatedEngine:
     def _forget(self, spaces: Sequence[int], durable: bool, call: Callable[[], int]) -> None:
         self._serial += 1
         for space in spaces:
-            self._versions[space] = self._serial
+            self.versions[space] = self._serial
         self.plane.disk.durable = durable
         try:
             call()
-            self._durable_versions = list(self._versions)
+            self._durable_versions = list(self.versions)
         except OSError:
             self.counts["fault: not durable"] += 1
         self.plane.disk.durable = True
@@ -352,33 +403,10 @@ class SimulatedEngine:
         return request if request is not None and request.state in states else None
 
     def look(self) -> None:
-        """Every slot of every running request holds what the request put or was given there."""
-        held = self.plane.content[Tier.DEVICE]
-        for request in self.requests.values():
-            if [held[slot] for slot in request.table] != request.held:
-                for block, slot in enumerate(request.table):
-                    if held[slot] != request.held[block]:
-                        raise ViolationError(
-                            f"{request.name}: block {block} of its table, device slot {slot}, holds other bytes"
-                        )
+        look(self)
 
     def audit(self) -> None:
-        """Every ready page of every tier holds the bytes of its block, of the namespace's present generation."""
-        versions = {space: b"%d" % version for space, version in zip(self.spaces, self._versions, strict=True)}
-        for tier, contents in self.plane.content.items():
-            slots, ready, identities = self.catalog.contents(tier)
-            raw, size = identities.tobytes(), identities.shape[1]
-            for index, slot in enumerate(slots.tolist()):
-                identity = raw[index * size : (index + 1) * size]
-                if not ready[index]:
-                    continue
-                if tier == Tier.DISK:
-                    if self.plane.disk.record(slot) != identity:
-                        raise ViolationError(f"DISK slot {slot} is ready and its record names another block")
-                    if contents[slot] is TORN:  # by a loss of power: seen when it is read
-                        continue
-                if contents[slot] != identity + versions[space_of(identity)]:
-                    raise ViolationError(f"{tier.name} slot {slot} is ready and holds other bytes than its block's")
+        audit(self)
 
     def finish(self) -> None:
         finish(self)

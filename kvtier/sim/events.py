@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from kvtier.catalog import PageStatus, Tier
 from kvtier.messages import Completion, Hello, HopReport, Priority, Transfer
+from kvtier.namespace import DIGEST_BYTES
 from kvtier.sim.clock import VirtualClock
 from kvtier.sim.disk import TORN, Content, SimulatedDisk
 from kvtier.sim.plane import ViolationError
@@ -29,7 +30,7 @@ from kvtier.sim.transfers import PENDING, Claims, Lane, Running
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["EventPlane"]
+__all__ = ["PAGE_BYTES", "EventPlane"]
 
 OK, SKIPPED = int(PageStatus.OK), int(PageStatus.SKIPPED)
 CANCELLED, OVERDUE, OFFLINE = int(PageStatus.CANCELLED), int(PageStatus.OVERDUE), int(PageStatus.OFFLINE)
@@ -37,7 +38,7 @@ WRITE_ERROR, CORRUPT, STALE = int(PageStatus.WRITE_ERROR), int(PageStatus.CORRUP
 READ_FAULTS = (int(PageStatus.READ_ERROR), int(PageStatus.SHORT_READ), CORRUPT, STALE)
 NAMES = {int(status): status.name.lower() for status in PageStatus}
 
-_PAGE_BYTES = 4096
+PAGE_BYTES = 4096
 _LANES: dict[Lane, str] = {
     (Tier.DEVICE, Tier.HOST): "offload",
     (Tier.HOST, Tier.DEVICE): "onboard",
@@ -70,6 +71,8 @@ class EventPlane:
         if Tier.DISK in capacity:
             self.content[Tier.DISK] = self.disk.pages
         self.counts: Counter[str] = Counter() if counts is None else counts
+        self.asked: set[bytes] | None = None
+        """Digests of the blocks that may be read from disk; None: all."""
         self.stalled: set[Lane] = set()
         self.offline = False
         self.refusals = 0
@@ -88,7 +91,7 @@ class EventPlane:
     # ---- the DataPlane protocol ----------------------------------------------------------------------------------
 
     def hello(self) -> Hello:
-        return Hello(dict(self._capacity), _PAGE_BYTES, *self.disk.inventory(), generation=self.disk.floor)
+        return Hello(dict(self._capacity), PAGE_BYTES, *self.disk.inventory(), generation=self.disk.floor)
 
     def submit(self, transfer: Transfer) -> bool:
         if self.refusals:
@@ -101,6 +104,12 @@ class EventPlane:
         if transfer.ticket in self._unheard:
             self._violation(f"ticket {transfer.ticket} was submitted twice")
         running = Running(transfer, self.clock.now)
+        if running.path[0] is Tier.DISK and self.asked is not None:
+            digests = {wanted[:DIGEST_BYTES] for wanted in running.wanted}
+            if not digests <= self.asked:
+                self._violation(
+                    f"transfer {transfer.ticket} brings up a block that nobody asked for under its namespace"
+                )
         self._claims.take(running)
         self._running[transfer.ticket] = self._unheard[transfer.ticket] = running
         self.decisions.update(repr((running.path, running.slots, transfer.priority, transfer.deadline)).encode())
@@ -392,11 +401,11 @@ class EventPlane:
     def _report(self, running: Running, final: bool) -> None:
         status = np.array(running.status, np.uint8)
         since, now = running.submitted, self.clock.now
-        hops = tuple(
-            HopReport(_LANES[lane], _PAGE_BYTES * states.count(OK), 0.0, now - since, since, now)
-            for lane, states in zip(pairwise(running.path), running.status, strict=True)
-        )
-        self._reports.append(Completion(running.ticket, final, status, hops, since, now))
+        hops = []
+        for lane, states in zip(pairwise(running.path), running.status, strict=True):
+            moved = PAGE_BYTES * states.count(OK)
+            hops.append(HopReport(_LANES[lane], moved, 0.0, now - since, since, now, moved))
+        self._reports.append(Completion(running.ticket, final, status, tuple(hops), since, now))
 
     def _hear(self, report: Completion) -> None:
         running = self._unheard.get(report.ticket)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import struct
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from kvtier.content import MEDIA_BYTES
 from kvtier.namespace import root_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["BlockNames", "prompt"]
 
@@ -27,7 +31,7 @@ class BlockNames:
         self._label = struct.Struct(f"<{block_size}I{MEDIA_BYTES}x{4 * (block_size % 2)}x")  # tokens and no media
         self.identities: list[bytes] = []
 
-    def extend(self, tokens: list[int]) -> list[bytes]:
+    def extend(self, tokens: Sequence[int]) -> list[bytes]:
         """The identities of all full blocks of ``tokens``, which continues what was given before."""
         for position in range(len(self.identities), len(tokens) // self._block):
             label = self._label.pack(*tokens[position * self._block : (position + 1) * self._block])

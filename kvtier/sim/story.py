@@ -30,6 +30,8 @@ class Setup:
     host_write: WritePolicy = "at_once"
     disk_write: WritePolicy = "at_once"
     load_policy: Literal["cost", "always", "never"] = "cost"
+    splits: bool = False
+    """Whether the engine computes the front of a prefix while its tail loads."""
     low: float = 0.1
     high: float = 0.3
     lease_seconds: float = 5.0

@@ -25,6 +25,7 @@ def test_a_bad_read_is_named_and_never_reaches_the_device(
         pages = r.store(4, seed)
         r.faults.add(kind, 2, value, on=On.READ)
         got = r.move((DISK, HOST, DEVICE), [span(0, 4), span(8, 4), span(0, 4)], range(4))
+        assert (got[0] != Status.OK).any(), f"a page whose read ended in {status.name} was served: it was not verified"
         bad = int(np.flatnonzero(got[0] != Status.OK)[0])
         assert got[0].tolist() == [status if i == bad else Status.OK for i in range(4)]
         assert got[1].tolist() == [Status.SKIPPED if i == bad else Status.OK for i in range(4)]

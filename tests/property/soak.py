@@ -1,13 +1,15 @@
 """Stories by the thousand. Usage: python tests/property/soak.py --seeds N [--first N] [--steps N] [--minutes N]
 [--processes N] [--out FILE]
 
-Prints how far it is about every ten seconds, and at the end the counts of all that happened, which also go to FILE as
-JSON. A story that goes wrong ends the soak with status 1, its seed and the shortest story that does the same.
+Prints how far it is about every ten seconds, and at the end (or an interrupt) the counts of all that happened.
+They also go to FILE as JSON. A story that goes wrong ends the soak with status 1, its seed and the shortest story that
+does the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import sys
@@ -42,44 +44,61 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSON file for the counts")
     args = parser.parse_args()
 
-    started, said = time.monotonic(), 0.0
-    counts: Counter[str] = Counter()
-    broken = []
-    with multiprocessing.Pool(args.processes) as pool:
+    soak = Soak(args)
+    with multiprocessing.Pool(args.processes) as pool, contextlib.suppress(KeyboardInterrupt):
         tasks = ((seed, args.steps) for seed in range(args.first, args.first + args.seeds))
         for seed, found, wrong in pool.imap_unordered(tell_one, tasks):
-            counts.update(found)
-            counts["stories"] += not wrong
-            if wrong:
-                broken.append(seed)
-                print(wrong, flush=True)
-                break
-            seconds = time.monotonic() - started
-            if seconds - said > 10:
-                said = seconds
-                faults = sum(count for name, count in counts.items() if name.startswith("fault: "))
-                print(
-                    f"{seconds:6.0f} s  {counts['stories']} stories  {counts['steps']} steps  {faults} faults",
-                    flush=True,
-                )
-            if args.minutes and seconds > 60 * args.minutes:
+            soak.take(seed, found, wrong)
+            if wrong or (args.minutes and soak.seconds > 60 * args.minutes):
                 break
         pool.terminate()
-    report = {
-        "first_seed": args.first,
-        "steps_drawn_per_story": args.steps,
-        "audit_every": AUDIT_EVERY,
-        "processes": args.processes,
-        "seconds": round(time.monotonic() - started, 1),
-        "broken_seeds": broken,
-        "counts": dict(sorted(counts.items())),
-    }
-    text = json.dumps(report, indent=1)
-    print(text)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n")
-    return 1 if broken else 0
+    print(soak.write())
+    return 1 if soak.broken else 0
+
+
+class Soak:
+    """What has been counted so far."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.counts: Counter[str] = Counter()
+        self.broken: list[int] = []
+        self._started, self._said = time.monotonic(), 0.0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def take(self, seed: int, counts: dict[str, int], wrong: str) -> None:
+        self.counts.update(counts)
+        self.counts["stories"] += not wrong
+        if wrong:
+            self.broken.append(seed)
+            print(wrong, flush=True)
+        if self.seconds - self._said < 10:
+            return
+        self._said = self.seconds
+        faults = sum(count for name, count in self.counts.items() if name.startswith("fault: "))
+        done = f"{self.counts['stories']} stories  {self.counts['steps']} steps  {faults} faults"
+        print(f"{self._said:6.0f} s  {done}", flush=True)
+        self.write()
+
+    def write(self) -> str:
+        """The counts as JSON, also into the file."""
+        report = {
+            "first_seed": self.args.first,
+            "steps_drawn_per_story": self.args.steps,
+            "audit_every": AUDIT_EVERY,
+            "processes": self.args.processes,
+            "seconds": round(self.seconds, 1),
+            "broken_seeds": self.broken,
+            "counts": dict(sorted(self.counts.items())),
+        }
+        text = json.dumps(report, indent=1)
+        if self.args.out:
+            self.args.out.parent.mkdir(parents=True, exist_ok=True)
+            self.args.out.write_text(text + "\n")
+        return text
 
 
 if __name__ == "__main__":

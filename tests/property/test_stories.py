@@ -57,10 +57,10 @@ def test_without_faults_too(seed: int) -> None:
 # What the soak counts by the thousand has to come up in a few stories too; rarer kinds are left to the soak.
 KINDS = [
     *("fault: refused", "fault: repeated", "fault: lost", "fault: late", "fault: reordered", "fault: lane delayed"),
-    *("fault: device full", "fault: queue full", "fault: crash", "fault: write_error", "fault: not durable"),
+    *("fault: device full", "fault: queue full", "fault: crash", "fault: write_error"),
     *("aborted while queued", "aborted in mid-load", "aborted in mid-store", "aborted running", "aborted preempted"),
     *("preempted matched", "preempted loading", "preempted running", "reset", "invalidated"),
-    *("shorter than promised", "tokens loaded", "pages prefetched", "pages evicted by name"),
+    *("shorter than promised", "tokens loaded", "pages evicted by name"),
 ]
 
 

@@ -160,7 +160,7 @@ def test_the_fastest_ready_tier_serves() -> None:
     nodes = store(catalog, 1, 1, 2)
     r = catalog.reserve([Tier.HOST, Tier.DEVICE], nodes[:1])
     match = catalog.match([catalog.root(SPACE)], tokens(1, 2), 0, 3)
-    assert match.tiers.tolist() == [Tier.HOST, Tier.HOST]
+    assert match.tiers.tolist() == [Tier.HOST, Tier.HOST], "a page was offered before its write had completed"
     assert match.filling.tolist() == [r.ticket, 0]
     catalog.settle(r.ticket, statuses(1, 1))
     match = catalog.match([catalog.root(SPACE)], tokens(1, 2), 0, 3)
@@ -356,7 +356,7 @@ def test_a_filling_page_is_not_matched_until_it_settles() -> None:
     assert catalog.settle(r.ticket, status)
     assert hit(catalog, 1, 2) == 1
     assert catalog.settle(r.ticket, statuses(1, 2))
-    assert hit(catalog, 1, 2) == 2
+    assert hit(catalog, 1, 2) == 2, "what had settled was settled a second time"
     catalog.check()
 
 
@@ -478,7 +478,7 @@ def test_a_cancelled_page_drains_until_it_settles_even_if_it_arrived() -> None:
     nodes = catalog.insert(catalog.root(SPACE), tokens(1), 1)
     r = catalog.reserve([Tier.DEVICE, Tier.HOST], nodes)
     assert catalog.cancel(r.ticket)
-    assert catalog.usage(Tier.HOST).draining == 1
+    assert catalog.usage(Tier.HOST).draining == 1, "a slot was freed while a copy into it runs"
     assert catalog.reserve([Tier.DEVICE, Tier.HOST], nodes).count == 0
     catalog.check()
     catalog.settle(r.ticket, statuses(1, 1))
@@ -734,7 +734,7 @@ def test_a_restored_chain_leaves_leaf_first_although_its_beginning_is_the_oldest
     for left in (2, 1, 0):
         new.take(Tier.DISK, 1, 10 + left)
         new.check()
-        assert hit(new, 1, 2, 3) == left
+        assert hit(new, 1, 2, 3) == left, "a block was evicted before its continuation"
 
 
 def test_restore_refuses_slots_that_are_taken() -> None:

@@ -119,6 +119,16 @@ def test_what_is_cancelled_or_never_comes_gives_its_room_back(engine):
     manager.catalog.check()
 
 
+@pytest.mark.parametrize("other", [{"salt": "other"}, {"adapter": bytes(32)}], ids=["salt", "adapter"])
+def test_a_hint_finds_nothing_of_another_namespace(engine, other):
+    found = engine.manager.prefetch(engine.tokens(1), **other).found
+    assert found == 0, "a salt or an adapter was left out of prefetch"
+    engine.manager.expect("r100", engine.tokens(2), 0.1, **other)
+    wait(engine, 0.1)
+    assert in_host(engine, 2) == 0, "a salt or an adapter was left out of expect"
+    assert engine.manager.prefetch(engine.tokens(1)).found == BLOCKS
+
+
 @pytest.mark.parametrize("reset", ["before it arrives", "after"])
 def test_giving_up_what_a_reset_took_is_no_error(engine, reset):
     engine.manager.expect("r100", engine.tokens(1), 0.1)
