@@ -10,9 +10,10 @@ import errno
 import hashlib
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,11 +72,20 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+def _threads() -> dict[str, str]:
+    """Thread → its name. io_uring's own workers are among them, and stay for a while after their ring is gone."""
+    names = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it ended meanwhile
+            names[task.name] = (task / "comm").read_text().strip()
+    return names
+
+
 class Surroundings(NamedTuple):
     """What a process may leak."""
 
     descriptors: int
-    threads: int
+    threads: dict[str, str]
     shared_memory: int
     arenas: int
 
@@ -84,18 +94,33 @@ class Surroundings(NamedTuple):
         maps, flags = Path("/proc/self/maps").read_text(), Path("/proc/self/smaps").read_text()
         return cls(
             len(os.listdir("/proc/self/fd")),
-            len(os.listdir("/proc/self/task")),
+            _threads(),
             maps.count("/dev/shm") + sum("kvtier" in name for name in os.listdir("/dev/shm")),
             len(re.findall(r"VmFlags:.* dc\b", flags)),  # mappings that no child inherits
         )
 
     def leaked_since(self, before: Surroundings) -> list[str]:
         """What there is more of. Less is no leak: a thread of an import or of another test may have ended meanwhile."""
-        return [
+        more = [
             f"{name}: {was} -> {is_now}"
             for name, was, is_now in zip(self._fields, before, self, strict=True)
-            if is_now > was
+            if not isinstance(is_now, dict) and is_now > was
         ]
+        if len(self.threads) > len(before.threads):
+            new = sorted(name for task, name in self.threads.items() if task not in before.threads)
+            more.append(f"threads: {len(before.threads)} -> {len(self.threads)}, new are {', '.join(new)}")
+        return more
+
+    @classmethod
+    def leaks(cls, before: Surroundings, patience_s: float = 60.0) -> list[str]:
+        """What there is more of for good: the kernel takes a thread off its list some time after it was joined, and an
+        idle worker of a closed ring when it next looks."""
+        give_up = time.monotonic() + patience_s
+        while leaked := cls.now().leaked_since(before):
+            if time.monotonic() > give_up:
+                return leaked
+            time.sleep(0.01)
+        return []
 
 
 def says_why(error: OSError) -> None:
@@ -269,7 +294,7 @@ def live_through(life: Life, folders: Folders, fault: Fault, places: list[int], 
             raise
         finally:
             _core.use_faults(None)
-    leaked = Surroundings.now().leaked_since(before)
+    leaked = Surroundings.leaks(before)
     assert not leaked, f"{fault.kind} at operations {places} leaked {', '.join(leaked)}"
     tally["lives"] += 1
     tally["faults"] += plan.fired

@@ -6,6 +6,7 @@ The soak (tests/fault/soak.py) runs all of it; here each life is spoiled at ever
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.disk_kit import disk_folder
-from tests.fault_kit import FAULTS, Folders, On, every_operation, manager_life, store_life
+from tests.fault_kit import FAULTS, Folders, On, Surroundings, every_operation, manager_life, store_life
 
 KINDS = list(FAULTS)
 
@@ -44,3 +45,15 @@ def test_a_manager_survives_a_fault_at_any_operation(kind: str, folders: Folders
     print(kind, dict(tally))
     assert tally["faults"] > 0
     assert tally["pages served"] > 0
+
+
+def test_a_thread_that_stays_is_a_leak_and_is_named() -> None:
+    before, end = Surroundings.now(), threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        assert any("threads: " in leak for leak in Surroundings.leaks(before, patience_s=0))
+    finally:
+        end.set()
+        thread.join()
+    assert Surroundings.leaks(before) == []

@@ -88,7 +88,7 @@ for point in range(points):
     tally["killed" if killed else "crashed"] += 1
     left = {path.name for path in folder.iterdir()}
     assert left <= {"slab", "table", "generations", "lock", "generations.new", "table.new"}, left
-    leaked = Surroundings.now().leaked_since(before)
+    leaked = Surroundings.leaks(before)
     assert not leaked, leaked
 print(json.dumps(tally))
 """
