@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvtier.lab.micro.catalog import BLOCK_SIZE, Setting, figures, hit, load, miss, setting
+from kvtier.lab.micro.catalog import Setting, figures, hit, load, miss, prompt, setting
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def test_load(benchmark, small: Setting) -> None:  # type: ignore[no-untyped-def
 
 def test_miss(benchmark, small: Setting) -> None:  # type: ignore[no-untyped-def]
     rng = np.random.default_rng(2)
-    benchmark(lambda: miss(small, rng.integers(0, 1 << 17, small.blocks * BLOCK_SIZE, dtype=np.uint32)))
+    benchmark(lambda: miss(small, prompt(rng, small.blocks)))
 
 
 def test_figures_name_their_limit() -> None:

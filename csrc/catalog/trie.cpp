@@ -10,7 +10,7 @@ namespace kvtier {
 namespace {
 
 // How far ahead of the comparison a chain's labels are fetched: a few lines hide a miss, many would only evict others.
-constexpr NodeId kLabelsAhead = 8;
+constexpr std::size_t kLabelsAhead = 8;
 constexpr std::size_t kBucketsAhead = 16;
 
 std::uint64_t load64(const std::uint8_t* p) {
@@ -103,12 +103,13 @@ std::size_t Trie::walk_as(NodeId parent, const std::uint8_t* labels, std::size_t
   for (; found < count; ++found, labels += bytes) {
     NodeId next = parent + 1;  // of a root: never a node
     if (next < end && parents[next] == parent && equal<kBytes>(stored + next * bytes, labels, bytes)) {
-      prefetch_label(next + kLabelsAhead);
+      prefetch_label(stored + next * bytes, kLabelsAhead);
     } else {
       next = probe(parent, labels);
       if (next == kNoNode) break;
-      for (NodeId i = 1; i <= kLabelsAhead; ++i) prefetch_label(next + i);
+      for (std::size_t i = 1; i <= kLabelsAhead; ++i) prefetch_label(stored + next * bytes, i);
     }
+    prefetch_label(labels, kLabelsAhead);
     out[found] = parent = next;
   }
   return found;

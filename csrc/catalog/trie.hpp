@@ -100,9 +100,11 @@ class Trie {
 
   template <std::size_t kBytes>  // of a label; 0: told by label_bytes_
   std::size_t walk_as(NodeId parent, const std::uint8_t* labels, std::size_t count, NodeId* out) const;
-  void prefetch_label(NodeId node) const {  // may lie behind the last one: the address is not followed
-    const auto first = reinterpret_cast<std::uintptr_t>(labels_.data());
-    __builtin_prefetch(reinterpret_cast<const void*>(first + node * label_bytes_));
+  // Fetches the label that lies `ahead` labels behind this one, if there is one: the address is not followed.
+  void prefetch_label(const std::uint8_t* label, std::size_t ahead) const {
+    const auto first = reinterpret_cast<std::uintptr_t>(label) + ahead * label_bytes_;
+    __builtin_prefetch(reinterpret_cast<const void*>(first));
+    __builtin_prefetch(reinterpret_cast<const void*>(first + label_bytes_ - 1));
   }
   bool tabled(NodeId node) const { return parent_[node] + 1 != node; }
   std::uint32_t hash(NodeId parent, const std::uint8_t* label) const;

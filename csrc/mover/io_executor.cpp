@@ -83,8 +83,7 @@ void IoExecutor::serve() {
     }
     if (give_up == kNever && scheduler_.closed()) give_up = Clock::now() + options_.close_limit;
     engine_->flush();
-    // Verifying takes a third of the time that the disk takes to bring a page. It has been given new work for what
-    // landed; one operation is dealt with at a time, so that it never waits for more than that.
+    // The disk has its new work. One operation is dealt with at a time, so that the next waits no longer than that.
     handle_landed(1);
     const bool saw_all = reap(wants_work);
     const Time now = Clock::now();
@@ -111,14 +110,14 @@ bool IoExecutor::reap(bool wants_work) {
   const std::size_t room = kLanded - landed_.size();
   const std::size_t count = engine_->reap(results, room, wait);
   for (std::size_t i = 0; i < count; ++i) {
-    if (results[i].tag >= ops_.size() || !ops_[results[i].tag].in_use) continue;  // an engine must not do this
+    if (results[i].tag >= ops_.size()) continue;  // not ours: an engine must not do this
     Op& op = ops_[results[i].tag];
+    if (!op.in_use || op.landed) continue;  // nor that
     op.landed = true;
-    if (!op.released && !op.single && complete(op, results[i].result)) {  // else some of it may have to go again
-      scheduler_.landed(op.lane, op.count);
-      op.released = true;
-    }
     landed_.push_back(results[i]);
+    if (op.released || op.single || !complete(op, results[i].result)) continue;  // some of it may have to go again
+    scheduler_.landed(op.lane, op.count);
+    op.released = true;
   }
   return count < room;
 }

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvtier.catalog import Catalog, PageStatus, Tier, TierSpec
+from kvtier.content import Labels, label_words
 from kvtier.lab.figures import Figure, paired
 
 BLOCK_SIZE = 16
@@ -28,10 +28,8 @@ class Setting:
 
     catalog: Catalog
     root: int
-    labels: NDArray[np.uint32]  # [chains, blocks * BLOCK_SIZE]
-    copies: NDArray[
-        np.uint32
-    ]  # the same once more: made in advance, so that a measurement finds it as cold as the trie
+    labels: list[Labels]  # of each chain
+    copies: list[Labels]  # the same once more: made in advance, so that a measurement finds it as cold as the trie
     blocks: int
     request: int = 1
 
@@ -39,21 +37,27 @@ class Setting:
 def setting(chains: int = 128, blocks: int = 8192, seed: int = 0) -> Setting:
     """Fill a catalog as a server that prefills ``chains`` prompts by turns, ``RUN`` blocks at a time."""
     rng = np.random.default_rng(seed)
-    labels = rng.integers(0, 1 << 17, (chains, blocks * BLOCK_SIZE), dtype=np.uint32)
+    labels = [prompt(rng, blocks) for _ in range(chains)]
     spare = 2 * blocks
     tiers = [TierSpec(Tier.DEVICE, spare), TierSpec(Tier.HOST, chains * blocks + spare)]
-    catalog = Catalog(tiers, block_size=BLOCK_SIZE, max_nodes=chains * blocks + 4 * spare)
+    catalog = Catalog(tiers, block_size=BLOCK_SIZE, labels="content", max_nodes=chains * blocks + 4 * spare)
     root = catalog.root(SPACE)
     parents = [root] * chains
     for start in range(0, blocks, RUN):
         for chain in range(chains):
-            run = labels[chain, start * BLOCK_SIZE : (start + RUN) * BLOCK_SIZE]
-            nodes = catalog.insert(parents[chain], run, chain + 1)
+            nodes = catalog.insert(parents[chain], labels[chain][start : start + RUN], chain + 1)
             catalog.adopt(Tier.HOST, nodes, catalog.take(Tier.HOST, nodes.size, chain + 1), chain + 1)
             parents[chain] = int(nodes[-1])
     for chain in range(chains):
         catalog.release(chain + 1)
-    return Setting(catalog, root, labels, labels.copy(), blocks)
+    return Setting(catalog, root, labels, [one.copy() for one in labels], blocks)
+
+
+def prompt(rng: np.random.Generator, blocks: int) -> Labels:
+    """The labels of random text, as the manager makes them: the tokens, and no media among them."""
+    labels = np.zeros((blocks, label_words(BLOCK_SIZE)), np.uint32)
+    labels[:, :BLOCK_SIZE] = rng.integers(0, 1 << 17, (blocks, BLOCK_SIZE), dtype=np.uint32)
+    return labels
 
 
 def hit(s: Setting, chain: int) -> float:
@@ -81,7 +85,7 @@ def load(s: Setting, chain: int) -> float:
     return elapsed * 1e3
 
 
-def miss(s: Setting, labels: NDArray[np.uint32]) -> float:
+def miss(s: Setting, labels: Labels) -> float:
     """CPU milliseconds of match + insert + reserve (engine's end → host) + settle + release of an unknown prompt."""
     status = np.full((1, s.blocks), _OK, np.uint8)
     start = time.thread_time()
@@ -104,20 +108,21 @@ def sequential_pass(s: Setting, chain: int) -> float:
     return elapsed * 1e3
 
 
-def chill(megabytes: int = 64) -> Callable[[], None]:
-    """A call that drives the caches out by writing more than they hold."""
-    junk = np.zeros(megabytes << 17, np.uint64)
+def use_others(s: Setting, chain: int | None = None) -> None:
+    """Find every prompt but ``chain``: some 250 MB at full size, so that what belongs to it leaves the caches.
 
-    def drive_out() -> None:
-        junk[:] += 1
-
-    return drive_out
+    That is how a chain gets cold in a server. Writing as many bytes of junk instead would leave the caches full of
+    lines that have yet to be written back, at the cost of whoever comes next.
+    """
+    for other, labels in enumerate(s.labels):
+        if other != chain:
+            s.catalog.match([s.root], labels, 0, s.request)
+            s.catalog.release(s.request)
 
 
 def figures(chains: int = 128, blocks: int = 8192, pairs: int = 7) -> Iterator[Figure]:
     """Aims: below 0.3 ms for a warm hit, below 1 ms for the others (131,072 tokens in a trie of a million nodes)."""
     s = setting(chains, blocks)
-    cold = chill()
     rng = np.random.default_rng(1)
     size = f"{blocks * BLOCK_SIZE:,} tokens, {chains * blocks:,} nodes"
     limit_is = "numpy compare of the prompt's labels with a copy, one sequential pass, equally warm or cold"
@@ -127,15 +132,17 @@ def figures(chains: int = 128, blocks: int = 8192, pairs: int = 7) -> Iterator[F
 
     def chilled(measure: Callable[[Setting, int], float]) -> Callable[[], float]:
         def once() -> float:
-            cold()
-            return measure(s, int(rng.integers(2, chains)))
+            chain = int(rng.integers(2, chains))
+            use_others(s, chain)
+            return measure(s, chain)
 
         return once
 
-    def unknown(before: Callable[[], None]) -> Callable[[], float]:
+    def unknown(cold: bool) -> Callable[[], float]:
         def once() -> float:
-            labels = rng.integers(0, 1 << 17, blocks * BLOCK_SIZE, dtype=np.uint32)
-            before()
+            labels = prompt(rng, blocks)
+            if cold:
+                use_others(s)
             return miss(s, labels)
 
         return once
@@ -145,7 +152,7 @@ def figures(chains: int = 128, blocks: int = 8192, pairs: int = 7) -> Iterator[F
         ("catalog hit, cold: match + release", chilled(hit), chilled(sequential_pass)),
         ("catalog load, warm: match + reserve + settle + narrow + release", warm(load), warm(sequential_pass)),
         ("catalog load, cold: match + reserve + settle + narrow + release", chilled(load), chilled(sequential_pass)),
-        ("catalog miss: match + insert + reserve + settle + release", unknown(lambda: None), warm(sequential_pass)),
-        ("catalog miss, cold caches: the same", unknown(cold), chilled(sequential_pass)),
+        ("catalog miss: match + insert + reserve + settle + release", unknown(cold=False), warm(sequential_pass)),
+        ("catalog miss, cold: the same", unknown(cold=True), chilled(sequential_pass)),
     ):
         yield paired(ours, limit, pairs).figure(f"{name} ({size}; CPU time)", "ms", limit_is)
