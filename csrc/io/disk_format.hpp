@@ -66,6 +66,7 @@ static_assert(sizeof(JournalEntry) == 64);
 inline constexpr std::uint32_t kMinJournal = 4;  // entries
 inline constexpr std::uint32_t kMaxJournal = 1 << 20;
 inline constexpr std::uint64_t kMaxGeneration = std::uint64_t{1} << 62;  // so that one more never overflows
+inline constexpr std::uint64_t kMaxSequence = std::uint64_t{1} << 62;    // of records and journal entries: the same
 
 // 64-bit checksum of `bytes` (a multiple of 8) under a key; never 0. Each step (xor, odd multiply, xorshift: the
 // finalizer of splitmix64, Steele et al. 2014) is a bijection of the state, so that a change within one 8-byte word is

@@ -309,6 +309,7 @@ void DiskStore::load_records(std::uint64_t table_found, std::uint64_t slab_found
     if (!head) return;
     const PageIdentity* identity = disk::record_identity(head);
     if (identity->generation > disk::kMaxGeneration || head->page_checksum == 0) return;
+    if (head->sequence > disk::kMaxSequence || head->journal > disk::kMaxSequence) return;
     sequence_ = std::max(sequence_, head->sequence);
     highest_generation_ = std::max(highest_generation_, identity->generation);
     highest_journal_ = std::max(highest_journal_, head->journal);

@@ -35,7 +35,7 @@ JournalEntry Generations::entry(JournalKind kind, std::uint64_t generation, cons
 bool Generations::right(const JournalEntry& entry) const {
   return entry.checksum == checksum(&entry.sequence, sizeof(entry) - 8, id_, kJournalKey) &&
          (entry.kind == JournalKind::kSpace || entry.kind == JournalKind::kMinimum) &&
-         entry.generation <= kMaxGeneration;
+         entry.generation <= kMaxGeneration && entry.sequence <= kMaxSequence;
 }
 
 void Generations::apply(const JournalEntry& entry) {
