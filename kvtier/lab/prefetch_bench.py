@@ -1,7 +1,7 @@
 """What a look-ahead is worth, and that deciding costs nothing: kvtier against always loading and always computing.
 
 A cell is a look-ahead, a drive and a share of the prompt that was seen before. Each of its prompts is served once by
-each arm, in an order that turns from prompt to prompt, with its prefix on disk only (on the device for "device"), after
+each arm, in an order drawn anew for each prompt, with its prefix on disk only (on the device for "device"), after
 the same hint as long before. So all arms share the machine's good and bad moments, and ratios are taken prompt by
 prompt. An arm whose look-ahead has nothing left to bring does not wait for its end: nothing would happen in it.
 """
@@ -157,8 +157,10 @@ class PrefetchBench:
         cell = _Cell()
         for number in range(-_WARM_UP, settings.prompts):
             document = self._documents[reuse][number % _DOCUMENTS]
-            order = ARMS[number % len(ARMS) :] + ARMS[: number % len(ARMS)]
-            for arm in order:  # each with an end of its own, that nobody has seen before
+            # A drawn order, for one that only turns has each arm always follow the same other.
+            for arm in (
+                ARMS[place] for place in self._rng.permutation(len(ARMS))
+            ):  # each with an end of its own, that nobody has seen before
                 prompt = document + self._tokens(settings.prompt_tokens - len(document))
                 self._measure(cell, arm, prompt, len(document), lookahead_ms / 1e3, count=number >= 0)
         return self._row(cell, lookahead_ms, gbps, reuse)
