@@ -180,7 +180,7 @@ class Loader:
         """How long to wait for news: past no load's deadline, and not at all while a request waits for nothing."""
         now = self._clock()
         for sequence in self._loading.values():
-            until = min(sequence.deadline, sequence.review)
+            until = sequence.deadline if sequence.failed else min(sequence.deadline, sequence.review)
             most = min(most, until - now if sequence.tickets or sequence.waits else 0.0)
         return max(most, 0.0)
 

@@ -50,9 +50,9 @@ _ENGINE = {
     "dismiss": 0.3,
     "measure": 0.5,
     "locate": 0.3,
-    "evict": 3.5,
+    "evict": 2.0,
     "flush": 0.05,
-    "invalidate": 0.05,
+    "invalidate": 0.07,
     "reset": 0.05,
 }
 _CALM = {"advance": 30.0, "tick": 2.5, "unstall": 0.6, "find": 0.3}
@@ -78,7 +78,7 @@ def draw_setup(rng: random.Random) -> Setup:
         load_policy=rng.choice(["always", "always", "always", "cost", "cost", "never"]),
         grace_seconds=rng.choice([0.1, 1.0]),
         load_seconds=rng.choice([0.05, 0.2, 1.0, 10.0]),
-        queue_pages=rng.choice([8, 24, 1000]),
+        queue_pages=rng.choice([4, 8, 24, 1000]),
         spare_nodes=rng.choice([2, 20, 200]),
         spaces=rng.choice([1, 1, 1, 2, 3, 5]),
         requests=rng.randint(2, 6),
@@ -96,7 +96,7 @@ def draw_setup(rng: random.Random) -> Setup:
         disk_write="at_once",
         load_policy="cost" if setup.splits else "always",
         spaces=rng.randint(1, 2),
-        queue_pages=rng.choice([24, 1000]),
+        queue_pages=rng.choice([6, 24, 1000]),
     )
 
 
@@ -234,7 +234,7 @@ class Drawer:
         tier = self._rng.choice([Tier.DEVICE] * 8 + [Tier.HOST] * 8 + [Tier.DISK])
         first = self._rng.randint(0, self._branches)
         last = self._rng.choice([first, self._branches])
-        return "evict", int(tier), first, min(last, first + 16), self._longest, self._space()
+        return "evict", int(tier), first, min(last, first + 3), self._longest, self._space()
 
     def _flush(self, engine: SimulatedEngine, plane: EventPlane) -> Step | None:
         return "flush", 0.5
@@ -260,7 +260,7 @@ class Drawer:
         return "advance", which, page, fault
 
     def _tick(self, engine: SimulatedEngine, plane: EventPlane) -> Step | None:
-        return "tick", round(self._rng.expovariate(40.0) + (1.0 if self._rng.random() < 0.06 else 0.0), 4)
+        return "tick", round(self._rng.expovariate(40.0) + (1.0 if self._rng.random() < 0.08 else 0.0), 4)
 
     def _repeat(self, engine: SimulatedEngine, plane: EventPlane) -> Step | None:
         return "repeat", self._rng.randrange(32)

@@ -23,7 +23,7 @@ from kvtier.sim.costs import known_costs
 from kvtier.sim.disk import space_of
 from kvtier.sim.ending import finish
 from kvtier.sim.events import PAGE_BYTES, EventPlane
-from kvtier.sim.names import BlockNames, prompt
+from kvtier.sim.names import BlockNames, prompt, prompt_digests
 from kvtier.sim.plane import ViolationError
 from kvtier.sim.requests import BLOCK, LOADING, MATCHED, PREEMPTED, RUNNING, Request
 
@@ -112,11 +112,11 @@ class SimulatedEngine:
     # ---- a request's life ----------------------------------------------------------------------------------------
 
     def arrive(self, number: int, branch: int, length: int, tail: Sequence[int], space: int) -> bool:
-        tokens = [*prompt(branch, length), *tail]
+        tokens = [*prompt(branch, length).tolist(), *tail]
         if number in self.requests or not 0 < len(tokens) <= self.room:
             return False
-        request = Request(f"r{number}", space, tokens)
-        self._ask(space, tokens)
+        request = Request(f"r{number}", space, tokens, names=BlockNames(self.spaces[space], 0, BLOCK))
+        self._ask(request)
         found = self.manager.get_computed_blocks(request.name, tokens, **_SPACES[space])
         self.requests[number] = request
         self._promise(request, found)
@@ -136,16 +136,14 @@ class SimulatedEngine:
             raise ViolationError(f"{request.name} with {len(request.tokens)} tokens was promised {found}")
         request.state, request.promised, request.doomed, request.computed = MATCHED, count, False, 0
         space = self.spaces[request.space]
-        request.names = BlockNames(space, self.plane.generation(space), BLOCK)
-        request.version = b"%d" % self.versions[request.space]
+        request.renew(self.plane.generation(space), b"%d" % self.versions[request.space])
         self.counts["tokens promised"] += count
         for block, content in enumerate(request.contents(count // BLOCK)):
             if content not in self._made:
                 raise ViolationError(f"{request.name} was promised block {block}, which nobody computed")
 
-    def _ask(self, space: int, tokens: Sequence[int]) -> None:
-        names = BlockNames(self.spaces[space], 0, BLOCK)
-        self._asked.update(identity[:DIGEST_BYTES] for identity in names.extend(tokens))
+    def _ask(self, request: Request) -> None:
+        self._asked.update(identity[:DIGEST_BYTES] for identity in request.names.extend(request.tokens))
 
     def start(self, number: int) -> bool:
         request = self._get(number, MATCHED)
@@ -162,8 +160,15 @@ class SimulatedEngine:
         return True
 
     def _allocate(self, name: str, tokens: int) -> object:
-        before, _ = pages_of(self.catalog, Tier.DEVICE)
+        use = self.catalog.usage(Tier.DEVICE)
+        room = use.free * BLOCK >= tokens * (1 + self.setup.splits)  # a tail is loaded beside what is computed
+        before = set() if room else pages_of(self.catalog, Tier.DEVICE)[0]
         table = self.manager.allocate_slots(name, tokens)
+        now = self.catalog.usage(Tier.DEVICE)
+        if use.evictions + use.dropped == now.evictions + now.dropped:
+            return table
+        if room:
+            raise ViolationError(f"{name} needed {tokens} tokens of the device, {use} had room, and pages were evicted")
         after, _ = pages_of(self.catalog, Tier.DEVICE)
         gone = {identity[:DIGEST_BYTES] for identity in before - after}
         if gone and any(identity[_PARENT] in gone for identity in after):  # ready ones are all of one generation
@@ -248,7 +253,7 @@ class SimulatedEngine:
         if request is None or len(request.tokens) + len(tokens) > self.room:
             return False
         request.tokens += tokens
-        self._ask(request.space, request.tokens)
+        self._ask(request)
         self.manager.append_tokens(request.name, list(tokens))
         return True
 
@@ -311,7 +316,7 @@ class SimulatedEngine:
     # ---- the rest ------------------------------------------------------------------------------------------------
 
     def hint(self, branch: int, length: int, space: int, within: float) -> bool:
-        self._ask(space, prompt(branch, length))
+        self._asked |= prompt_digests(self.spaces[space], branch, length, BLOCK)
         hinted = self.manager.prefetch(prompt(branch, length), within=within or None, **_SPACES[space])
         self.plane.decisions.update(repr(hinted).encode())
         self.counts["pages prefetched"] += hinted.staged
@@ -321,7 +326,7 @@ class SimulatedEngine:
         """A request of this number will come, or so the engine thinks."""
         if number in self.requests:
             return False
-        self._ask(space, prompt(branch, length))
+        self._asked |= prompt_digests(self.spaces[space], branch, length, BLOCK)
         self.hints.add(number)
         self.manager.expect(f"r{number}", prompt(branch, length), within, **_SPACES[space])
         return True
@@ -346,7 +351,7 @@ class SimulatedEngine:
         fingerprint = self.spaces[space]
         names = BlockNames(fingerprint, self.plane.generation(fingerprint), BLOCK)
         version = b"%d" % self.versions[space]
-        identities = names.extend(list(prompt(branch, length)))[: sum(found.values()) // BLOCK]
+        identities = names.extend(prompt(branch, length).tolist())[: sum(found.values()) // BLOCK]
         if not all(identity + version in self._made for identity in identities):
             raise ViolationError(f"located {found} of a prompt, more than was computed in its namespace")
         return True

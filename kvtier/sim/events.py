@@ -47,6 +47,7 @@ _LANES: dict[Lane, str] = {
 }
 _REMEMBERED = 32  # reports that may be repeated
 _HURRY = 64  # events of one wait
+_MOST_IDLE = 100  # waits on end in which neither news come nor time passes
 
 
 def _touches_disk(lane: Lane) -> bool:
@@ -87,6 +88,7 @@ class EventPlane:
         self._inbox: list[Completion] = []
         self._said: deque[Completion] = deque(maxlen=_REMEMBERED)
         self._lost: list[Completion] = []
+        self._idle = 0
 
     # ---- the DataPlane protocol ----------------------------------------------------------------------------------
 
@@ -129,6 +131,9 @@ class EventPlane:
 
     def wait(self, timeout: float) -> bool:
         self.step(_HURRY)
+        self._idle = 0 if self._inbox or timeout > 0.0 else self._idle + 1
+        if self._idle > _MOST_IDLE:
+            self._violation(f"news are waited for {_MOST_IDLE} times on end and not for a moment: the caller spins")
         # Also news take time: a control plane that never ceases to order transfers must not stand still in it.
         self.clock.advance(0.05 * timeout if self._inbox else timeout)
         self.expire()

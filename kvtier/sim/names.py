@@ -7,14 +7,18 @@ import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from kvtier.content import MEDIA_BYTES
-from kvtier.namespace import root_digest
+from kvtier.namespace import DIGEST_BYTES, root_digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BlockNames", "prompt"]
+__all__ = ["BlockNames", "prompt", "prompt_digests"]
 
+_BEFORE = 3 * DIGEST_BYTES  # what of an identity comes before the generation
 _SEGMENT = 6  # tokens between two branches; no multiple of a usual block size
 _BRANCH_BITS = 2
 
@@ -41,9 +45,15 @@ class BlockNames:
             self.identities.append(self._digest + parent + self._space + head + label)
         return self.identities
 
+    def renew(self, generation: int) -> None:
+        """The same blocks in another generation of their namespace."""
+        if generation != self._generation:
+            self._generation, head = generation, struct.pack("<Q", generation)
+            self.identities = [b"%b%b%b" % (named[:_BEFORE], head, named[_BEFORE + 8 :]) for named in self.identities]
 
-@lru_cache(maxsize=4096)
-def prompt(branch: int, length: int) -> tuple[int, ...]:
+
+@lru_cache(maxsize=1 << 14)
+def prompt(branch: int, length: int) -> npt.NDArray[np.uint32]:
     """Token ids of a walk through an endless tree: two bits of ``branch`` say where to go at each fork."""
     tokens: list[int] = []
     place = 0
@@ -51,4 +61,13 @@ def prompt(branch: int, length: int) -> tuple[int, ...]:
         place = ((place << _BRANCH_BITS) + (branch & 3) + 1) & 0xFFFFFF
         branch >>= _BRANCH_BITS
         tokens += range(place * 8, place * 8 + _SEGMENT)
-    return tuple(tokens[:length])
+    ids = np.array(tokens[:length], np.uint32)
+    ids.flags.writeable = False
+    return ids
+
+
+@lru_cache(maxsize=1 << 16)
+def prompt_digests(space: bytes, branch: int, length: int, block_size: int) -> frozenset[bytes]:
+    """The digests of a prompt's blocks."""
+    names = BlockNames(space, 0, block_size).extend(prompt(branch, length).tolist())
+    return frozenset(name[:DIGEST_BYTES] for name in names)

@@ -42,7 +42,11 @@ class Engine(Protocol):
 
 class Simulation:
     """``apply`` does one step and checks. ``audit_every``: after how many changes of the control plane the bytes of
-    all ready pages are compared; everything else is compared at each change."""
+    all ready pages are compared; everything else is compared at each change.
+
+    Counted as ``steps`` is what the control plane handled, a call of the engine's (one of them the poll that brings
+    completions) or a restart, and as ``events`` what happened in the data plane meanwhile, of which it has not heard.
+    """
 
     def __init__(
         self,
@@ -95,7 +99,7 @@ class Simulation:
             if done:
                 self._check()
         self.engine.look()
-        self.counts["steps"] += done
+        self.counts["steps" if event is None else "events"] += done
         return done
 
     def _check(self) -> None:

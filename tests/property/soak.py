@@ -12,26 +12,50 @@ import argparse
 import contextlib
 import json
 import multiprocessing
+import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
+from typing import NoReturn
 
 from kvtier.sim.draw import BrokenStoryError, draw_story
 from kvtier.sim.shrink import shrink
 
 AUDIT_EVERY = 8  # changes of the control plane between two comparisons of the bytes of all pages
+MOST_SECONDS = 200.0  # of computing for one story, which takes about one; then something in it never ends
+
+
+class EndlessStory(BaseException):
+    """A call does not come back. No Exception: neither the product nor the simulator may take it for its own."""
 
 
 def tell_one(task: tuple[int, int]) -> tuple[int, dict[str, int], str]:
     """(seed, counts, what went wrong)"""
     seed, steps = task
     try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
         _, simulation = draw_story(seed, steps, audit_every=AUDIT_EVERY)
+    except EndlessStory:
+        return seed, {}, f"seed {seed} does not end:\n{traceback.format_exc()}"
     except BrokenStoryError as error:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         short = shrink(error.story)
         return seed, {}, f"{error}\nshrunk to {len(short.steps)} steps:\n{short.to_text()}"
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return seed, dict(simulation.counts), ""
+
+
+def give_up(number: int, frame: object) -> NoReturn:
+    raise EndlessStory
+
+
+def begin() -> None:
+    """In each process of the soak."""
+    signal.signal(signal.SIGVTALRM, give_up)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the soak, with what it has
 
 
 def main() -> int:
@@ -45,7 +69,7 @@ def main() -> int:
     args = parser.parse_args()
 
     soak = Soak(args)
-    with multiprocessing.Pool(args.processes) as pool, contextlib.suppress(KeyboardInterrupt):
+    with multiprocessing.Pool(args.processes, begin) as pool, contextlib.suppress(KeyboardInterrupt):
         tasks = ((seed, args.steps) for seed in range(args.first, args.first + args.seeds))
         for seed, found, wrong in pool.imap_unordered(tell_one, tasks):
             soak.take(seed, found, wrong)
@@ -79,8 +103,8 @@ class Soak:
             return
         self._said = self.seconds
         faults = sum(count for name, count in self.counts.items() if name.startswith("fault: "))
-        done = f"{self.counts['stories']} stories  {self.counts['steps']} steps  {faults} faults"
-        print(f"{self._said:6.0f} s  {done}", flush=True)
+        done = [f"{self.counts[name]} {name}" for name in ("stories", "steps", "events")]
+        print(f"{self._said:6.0f} s  {'  '.join(done)}  {faults} faults", flush=True)
         self.write()
 
     def write(self) -> str:

@@ -9,8 +9,10 @@ from collections import Counter
 
 import pytest
 
-from kvtier.catalog import Catalog
+from kvtier.catalog import Catalog, Tier
 from kvtier.sim.draw import BrokenStoryError, draw_story
+from kvtier.sim.events import EventPlane
+from kvtier.sim.plane import ViolationError
 from kvtier.sim.shrink import complaint, shrink
 from kvtier.sim.simulation import tell
 from kvtier.sim.story import Setup, Story
@@ -110,6 +112,13 @@ def test_a_story_that_goes_wrong_is_shrunk_to_what_matters(monkeypatch: pytest.M
     assert len(short.steps) < 20, short.to_text()
     monkeypatch.undo()
     assert complaint(short) is None
+
+
+def test_a_control_plane_that_spins_is_found_out() -> None:
+    plane = EventPlane({Tier.DEVICE: 1})
+    waits = range(200)
+    with pytest.raises(ViolationError, match="spins"):
+        all(plane.wait(0.0) is False for _ in waits)
 
 
 def test_a_step_that_fits_nowhere_does_nothing() -> None:

@@ -209,6 +209,27 @@ def test_a_cut_load_keeps_what_has_arrived_and_touches_nothing_later(engine):
     manager.free("c")
 
 
+def test_a_cut_load_that_does_not_end_is_waited_for_and_not_asked_for_in_a_circle(engine, monkeypatch):
+    engine.know()
+    tokens = engine.tokens(1)
+    engine.run(tokens)
+    engine.only_on_disk(tokens)
+    manager, plane = engine.manager, engine.plane
+    manager.get_computed_blocks("c", tokens)
+    manager.allocate_slots("c", len(tokens))
+    plane.lanes["stage"].rate = 1e-3
+    monkeypatch.setattr(plane, "cancel", lambda ticket: None)
+    while not manager.policy.cuts:
+        manager.poll(0.05)
+    before = plane.now
+    for _ in range(10):
+        manager.poll(0.05)
+    assert plane.now >= before + 10 * 0.049, "it polls without waiting while nothing can come"
+    plane.advance(10.0)  # the load's deadline
+    manager.poll()
+    assert manager.ready("c")
+
+
 def test_a_request_that_was_never_heard_of_cannot_be_explained(engine):
     with pytest.raises(ValueError, match="'nobody'"):
         engine.manager.explain("nobody")
