@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,7 +23,20 @@ from kvtier._core import Tier
 if TYPE_CHECKING:
     from kvtier.costmodel import CostModel
 
-__all__ = ["ONBOARD", "STAGE", "STAGE_ONBOARD", "Choice", "History", "Outcome", "choose", "split"]
+__all__ = [
+    "ONBOARD",
+    "STAGE",
+    "STAGE_ONBOARD",
+    "Choice",
+    "History",
+    "Outcome",
+    "Weighed",
+    "choose",
+    "first_review",
+    "next_review",
+    "split",
+    "weigh",
+]
 
 ONBOARD = (Tier.HOST, Tier.DEVICE)
 STAGE = (Tier.DISK, Tier.HOST)
@@ -31,6 +45,8 @@ STAGE_ONBOARD = (Tier.DISK, Tier.HOST, Tier.DEVICE)
 _ENDS = 8  # ends of runs that are looked at; where there are more, the last ones
 _FAR = 1 / 4  # of what the other takes, up to which a split is looked at
 _SPLIT = 0.8  # of the time of the better alone, up to which it is chosen
+_OVERRUN = 1.25  # of the predicted time, from when a load is weighed again
+_SLACK = 2e-3  # seconds on top, for what is noticed late
 _CLEARLY = 0.97  # less is loaded than could be where that takes no more than this share of the time
 
 
@@ -151,6 +167,40 @@ def split(
         return choice
     why = "computing the front while the tail loads is faster"
     return choice._replace(blocks=first, load_s=front, compute_s=rest, why=why, front=high)
+
+
+def first_review(choice: Choice, now: float) -> float:
+    """When a load that begins ``now`` is weighed again, if it has not ended; inf: never, since nothing is known of the
+    other way."""
+    if choice.all_computed_s is None:
+        return inf
+    return now + (choice.all_computed_s if choice.load_s is None else _OVERRUN * choice.load_s + _SLACK)
+
+
+def next_review(elapsed: float, now: float) -> float:
+    """The same for a load that has taken ``elapsed`` seconds and was weighed ``now``."""
+    return now + (_OVERRUN - 1) * elapsed + _SLACK
+
+
+class Weighed(NamedTuple):
+    """A load that is overdue: what waiting for what is missing would take, and what computing it. Seconds."""
+
+    wait_s: float
+    compute_s: float | None
+
+    @property
+    def computing_wins(self) -> bool:
+        return self.compute_s is not None and self.compute_s < self.wait_s
+
+
+def weigh(model: CostModel, elapsed: float, come: int, arrived: int, end: int, block: int) -> Weighed:
+    """After ``elapsed`` seconds ``come`` blocks have come, and the first ``arrived`` of the ``end`` are there.
+
+    What is left takes as long as what has come did, by the page; where nothing has come, as long again.
+    """
+    missing = end - arrived
+    wait = elapsed * missing / come if come > 0 else elapsed
+    return Weighed(wait, model.recompute(missing * block, arrived * block))
 
 
 def _load(model: CostModel, runs: list[_Run], first: int, end: int, now: float) -> float | None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from math import inf
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from kvtier.choice import Choice
 
 __all__ = ["Blocks", "ForeignRequest", "Found", "Hashes", "Loaded", "Loading"]
 
@@ -60,7 +64,15 @@ class ForeignRequest:
     tickets: set[int] = field(default_factory=set)
     expires: float = 0.0
     patience: float = 0.0  # until when it waits for what others bring
+    choice: Choice | None = None
+    started: float = 0.0  # when its load began
+    review: float = inf  # when that is weighed again
     stored: int = 0
     tail: int | None = None  # node of the last block offered
     cacheable: bool = True
     failed: bool = False  # a load failed: what cannot be had once is not tried again for this request
+
+    @property
+    def prefix(self) -> int:
+        """How many of the blocks that it loads have arrived, from the first."""
+        return len(self.arrived) if self.arrived.all() else int(np.argmin(self.arrived))

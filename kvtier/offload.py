@@ -15,18 +15,20 @@ call waits. ``free`` is legal in every state and for ids that are not known. Who
 from __future__ import annotations
 
 import time
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtier.catalog import Catalog, Match, PageStatus, Tier, TierSpec
-from kvtier.choice import choose
+from kvtier.choice import Choice, choose, first_review, next_review, weigh
 from kvtier.config import ConfigError
 from kvtier.costmodel import CostModel
 from kvtier.foreign import Blocks, ForeignRequest, Found, Hashes, Loaded, Loading
 from kvtier.lookup import Lookup
 from kvtier.placement import Placement
+from kvtier.probe import Probes
 from kvtier.stats import CacheStats, Counts
 
 if TYPE_CHECKING:
@@ -73,6 +75,9 @@ class OffloadManager:
         )
         self.costs = CostModel(hello.page_bytes, bytes_in_flight=config.mover.bytes_in_flight)
         self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes, self.costs, clock)
+        self.probes = Probes(self.placement, self.costs, config.load_timeout_seconds)
+        self.cuts = 0
+        """Loads that were given up because computing the rest was faster than waiting for it."""
         self._lookup = Lookup(self.catalog, plane, namespace, config.block_size)
         self.adopted = self.placement.adopt(hello)
         self._requests: dict[str, ForeignRequest] = {}
@@ -124,7 +129,8 @@ class OffloadManager:
             self.catalog.release(request.number)
             return Found(0, {})
         match = self.catalog.match([root], hashes, request.start, request.number)
-        reach = self._worth_loading(match, request.start, tokens)
+        request.choice = self._choose(match, request.start, tokens)
+        reach = request.choice.blocks - request.start
         coming = (match.tiers == Tier.DISK) & (match.filling != 0)  # others are bringing these to the host
         waits = bool(coming[:reach].any())
         if waits:
@@ -134,16 +140,19 @@ class OffloadManager:
         request.nodes, request.origin = match.nodes, match.tiers
         return Found(len(match.nodes), self._by_tier(match.tiers), waits and self._clock() < request.patience)
 
-    def _worth_loading(self, match: Match, start: int, tokens: int) -> int:
-        """Of the blocks found behind ``start``, how many to load: a prefix, as ``load_policy`` says."""
+    def _choose(self, match: Match, start: int, tokens: int) -> Choice:
+        """How many of the blocks found to load, the engine's own ``start`` included, as ``load_policy`` says."""
         reach = self.placement.within_reach(match.tiers)
-        if self.config.load_policy == "never" or not reach:
-            return 0
-        if self.config.load_policy == "always":
-            return reach
+        if self.config.load_policy != "cost" or not reach:
+            blocks = start + (reach if self.config.load_policy == "always" else 0)
+            return Choice(blocks, start + reach, None, None, None, None, f"the policy is {self.config.load_policy}")
         tiers = np.concatenate([np.full(start, Tier.DEVICE, np.uint8), match.tiers[:reach]])
         filling = np.concatenate([np.zeros(start, np.uint64), match.filling[:reach]])
-        return choose(self.costs, tiers, filling, tokens, self.config.block_size, self._clock()).blocks - start
+        now = self._clock()
+        choice = choose(self.costs, tiers, filling, tokens, self.config.block_size, now)
+        if choice.slower:
+            self.probes.ask(match, choice.blocks - start, now)
+        return choice
 
     def observe_prefill(self, tokens: int, context: int, seconds: float) -> None:
         """One pass of the model computed ``tokens`` of one request behind ``context``: what loading is weighed with."""
@@ -162,7 +171,10 @@ class OffloadManager:
                 f"{len(request.nodes)}"
             )
         request.nodes, request.origin = request.nodes[: len(blocks)], request.origin[: len(blocks)]
-        deadline = self._clock() + self.config.load_timeout_seconds
+        request.started = self._clock()
+        deadline = request.started + self.config.load_timeout_seconds
+        if self.config.load_policy == "cost" and request.choice is not None:
+            request.review = first_review(request.choice, request.started)
         brought = self.placement.bring(request.nodes, request.number, deadline, device=blocks)
         first = 0
         for ticket, count in zip(brought.tickets, brought.counts, strict=True):
@@ -256,6 +268,8 @@ class OffloadManager:
                 self._counts.expired += 1
                 request.nodes = np.empty(0, np.uint32)
                 self.catalog.release(request.number)
+            elif request.state == "loading" and request.review <= now:
+                self._reconsider(request, now)
         self.placement.maintain()
         return loaded
 
@@ -275,9 +289,22 @@ class OffloadManager:
         request.tickets.discard(ticket)
         return None if request.tickets else Loaded(request_id, self._finish_load(request), len(request.arrived))
 
+    def _reconsider(self, request: ForeignRequest, now: float) -> None:
+        """A load takes longer than it should: go on with what has arrived, where computing the rest is faster."""
+        elapsed, end = now - request.started, request.start + len(request.arrived)
+        arrived = request.start + request.prefix
+        weighed = weigh(self.costs, elapsed, int(request.arrived.sum()), arrived, end, self.config.block_size)
+        if not weighed.computing_wins:
+            request.review = next_review(elapsed, now)
+            return
+        self.cuts += 1
+        request.review = inf
+        self.costs.overran(request.tickets, now)
+        self.placement.cancel(request.tickets)
+
     def _finish_load(self, request: ForeignRequest) -> int:
         """All that will come is in place; returns how many blocks, from the first, that is."""
-        arrived = len(request.arrived) if request.arrived.all() else int(np.argmin(request.arrived))
+        arrived = request.prefix
         request.failed = arrived < len(request.arrived)
         request.state = "running"
         self.catalog.release(request.number)
@@ -336,7 +363,7 @@ class OffloadManager:
         return bool(self.placement.moving)
 
     def stats(self) -> CacheStats:
-        return CacheStats.gather(self._counts, self.catalog, self.placement, self._tiers)
+        return CacheStats.gather(self._counts, self.catalog, self.placement, self._tiers, loads_cut=self.cuts)
 
     def describe(self) -> str:
         """One line: what was really built."""

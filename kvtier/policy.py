@@ -9,8 +9,7 @@ still to come against computing it, and is cut at the prefix that has arrived wh
 be predicted, that is first done when computing all of it would have ended: so it takes at most twice as long, as any
 rule for an unknown price does at best (ski rental; Karlin et al. 1988).
 
-A disk that was left for being slow is asked again by a *probe*: a few of the pages that are computed instead are staged
-in host memory at prefetch priority, and nobody waits for them. So its recovery is seen with no request paying for it.
+A disk that was left for being slow is asked again: :class:`kvtier.probe.Probes`.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtier.catalog import Catalog, Match, Residency, Tier
-from kvtier.choice import STAGE, Choice, History, Outcome, choose, split
-from kvtier.messages import Priority
+from kvtier.choice import Choice, History, Outcome, choose, first_review, next_review, split, weigh
+from kvtier.probe import Probes
 from kvtier.sequence import Sequence, State
 
 if TYPE_CHECKING:
@@ -34,12 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadPolicy"]
 
-_OVERRUN = 1.25  # of the predicted time, from when a load is weighed again
 _STALE = 5e-3  # seconds after which a choice is made again before loads are ordered
-_SLACK = 2e-3  # seconds on top, for what is noticed late
-_PROBE_BYTES = 1 << 20
-_PROBE_BLOCKS = 8
-_PROBES = 2  # at a time: so many surprises it takes to believe that a lane has changed
 
 
 class LoadPolicy:
@@ -58,16 +52,12 @@ class LoadPolicy:
         """Whether the engine can compute the front of a prefix while its tail loads."""
         self.history = History()
         self.cuts = 0
-        self.probes = 0
+        self.probes = Probes(placement, costs, config.load_timeout_seconds)
         self._block = config.block_size
-        self._timeout = config.load_timeout_seconds
         self._catalog = catalog
         self._placement = placement
         self._costs = costs
         self._clock = clock
-        self._probe_blocks = max(1, min(_PROBE_BLOCKS, _PROBE_BYTES // costs.page_bytes))
-        self._probing: list[int] = []  # tickets of the last probes
-        self._probed_at = -inf
 
     # ---- the decision --------------------------------------------------------------------------------------------
 
@@ -81,7 +71,7 @@ class LoadPolicy:
             if self.splits:
                 choice = split(self._costs, tiers, filling, sequence.num_tokens, self._block, now, choice)
             if choice.slower:
-                self._ask_again(match, choice.blocks, now)
+                self.probes.ask(match, choice.blocks, now)
         elif self.rule == "always":
             choice = Choice(reach, reach, None, None, None, None, "the policy is to load always")
         else:
@@ -111,23 +101,6 @@ class LoadPolicy:
             return False
         return self._clock() - sequence.chosen_at > _STALE
 
-    def _ask_again(self, match: Match, first: int, now: float) -> None:
-        """Stage a few of the pages that are not loaded, unless probes are under way or took as long as ended since."""
-        if any(self._placement.runs(ticket) for ticket in self._probing):
-            return
-        if now < self._probed_at + 2 * (self._costs.last_end("stage") - self._probed_at):
-            return
-        nodes = match.nodes[first:][(match.tiers[first:] == Tier.DISK) & (match.filling[first:] == 0)]
-        self._probing, self._probed_at = [], now
-        for part in np.array_split(nodes[: self._probe_blocks], _PROBES):
-            if len(part):
-                ticket, _ = self._placement.load(
-                    STAGE, np.ascontiguousarray(part), 0, Priority.PREFETCH, now + self._timeout
-                )
-                if ticket:
-                    self._probing.append(ticket)
-        self.probes += len(self._probing)
-
     # ---- while it loads ------------------------------------------------------------------------------------------
 
     def begun(self, sequence: Sequence) -> None:
@@ -139,38 +112,28 @@ class LoadPolicy:
             outcome.began = now
         if sequence.fetched:
             self._placement.promote(sequence.fetched, sequence.deadline)
-        choice = sequence.choice
-        if self.rule != "cost" or choice is None:
-            return
-        if choice.load_s is not None and choice.all_computed_s is not None:
-            sequence.review = now + _OVERRUN * choice.load_s + _SLACK
-        elif choice.all_computed_s is not None:
-            sequence.review = now + choice.all_computed_s
+        if self.rule == "cost" and sequence.choice is not None:
+            sequence.review = first_review(sequence.choice, now)
 
     def should_cut(self, sequence: Sequence, now: float) -> bool:
-        """Whether to go on with what has arrived: it is overdue, and computing the rest is faster than waiting for it.
-
-        What is left takes as long as what has come did, by the page; where nothing has come, as long again.
-        """
+        """Whether to go on with what has arrived: computing the rest is faster than to wait for it any longer."""
         there = self._catalog.state(sequence.nodes)[1][:, Tier.DEVICE] == Residency.READY
         arrived = len(there) if there.all() else int(np.argmin(there))
         before = int(np.count_nonzero(sequence.origin[: len(there)] == Tier.DEVICE))
-        elapsed, missing = now - sequence.started, len(there) - arrived
-        come = int(there.sum()) - before
-        left = elapsed * missing / come if come > 0 else elapsed
-        compute = self._costs.recompute(missing * self._block, arrived * self._block)
-        if compute is not None and compute < left:
-            self.cuts += 1
-            self._costs.overran(sequence.tickets, now)
-            outcome = self.history[sequence.request_id]
-            if outcome is not None:
-                outcome.cut = (
-                    f"cut after {1e3 * elapsed:.3g} ms with {arrived} of {len(there)} blocks there: "
-                    f"{1e3 * compute:.3g} ms to compute the others, {1e3 * left:.3g} ms to wait for them"
-                )
-            return True
-        sequence.review = now + (_OVERRUN - 1) * elapsed + _SLACK
-        return False
+        elapsed = now - sequence.started
+        weighed = weigh(self._costs, elapsed, int(there.sum()) - before, arrived, len(there), self._block)
+        if not weighed.computing_wins:
+            sequence.review = next_review(elapsed, now)
+            return False
+        self.cuts += 1
+        self._costs.overran(sequence.tickets, now)
+        outcome = self.history[sequence.request_id]
+        if outcome is not None and weighed.compute_s is not None:
+            outcome.cut = (
+                f"cut after {1e3 * elapsed:.3g} ms with {arrived} of {len(there)} blocks there: "
+                f"{1e3 * weighed.compute_s:.3g} ms to compute the others, {1e3 * weighed.wait_s:.3g} to wait for them"
+            )
+        return True
 
     # ---- the account ---------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ LINES: list[list[str]] = [
     ["manager", "offload"],
     ["loading", "prefetch"],
     ["plane", "relay", "stats", "lookup", "policy", "tail"],
+    ["probe"],
     ["placement", "sequence", "foreign"],
     ["choice", "profile"],
     ["catalog", "costmodel", "mover", "journal"],

@@ -1,12 +1,12 @@
 """OffloadManager, call by call: what an engine with device blocks of its own may rely on."""
 
 import hashlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from kvtier.catalog import Tier
+from kvtier.choice import Choice
 from kvtier.config import CacheConfig, ConfigError
 from kvtier.offload import OffloadManager
 from kvtier.sim.plane import Faults, SimulatedPlane
@@ -185,7 +185,7 @@ def test_a_prefix_is_loaded_only_as_far_as_that_is_faster(namespace):
 
     def choose(costs, tiers, filling, tokens, block, now):
         choices.append((tiers.tolist(), filling.tolist(), tokens, block))
-        return SimpleNamespace(blocks=3)
+        return Choice(3, 6, None, None, None, None, "")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kvtier.offload.choose", choose)

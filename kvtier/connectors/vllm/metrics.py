@@ -20,6 +20,7 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "evictions": ("tier", "Pages evicted that a lower tier still held."),
     "dropped": ("tier", "Pages evicted that were the last copy."),
     "stores_dropped": ("", "Pages that were to go down and found no room or no place in the queue."),
+    "loads_cut": ("", "Loads that were given up because computing the rest was faster than waiting for it."),
     "expired": ("", "Promises that ended because the request did not come back in time."),
 }
 GAUGES: dict[str, tuple[str, str]] = {
@@ -30,7 +31,7 @@ GAUGES: dict[str, tuple[str, str]] = {
 
 def flatten(stats: CacheStats) -> dict[str, float]:
     """Every number as ``metric`` or ``metric:label``."""
-    flat: dict[str, float] = {"stores_dropped": stats.stores_dropped, "expired": stats.expired}
+    flat: dict[str, float] = {name: getattr(stats, name) for name in ("stores_dropped", "loads_cut", "expired")}
     named = (("loaded_tokens", stats.tokens_found), ("bytes_moved", stats.bytes_moved), ("failures", stats.failures))
     for metric, values in named:
         flat |= {f"{metric}:{label}": value for label, value in values.items()}

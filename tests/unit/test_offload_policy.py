@@ -1,0 +1,132 @@
+"""What an engine that owns its blocks is told to load from a disk of known speed, in virtual time."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from kvtier.catalog import Tier
+from kvtier.config import CacheConfig
+from kvtier.offload import OffloadManager
+from tests.unit.timed_plane import TimedPlane
+
+BLOCK = 4
+BLOCKS = 32
+EACH = 5e-3  # seconds to compute a block
+ALL = (BLOCKS + 1) * EACH  # a prompt of a block more than can be loaded
+
+
+class Engine:
+    def __init__(self, namespace, host=2000, **config):
+        self.plane = TimedPlane({Tier.DEVICE: 200, Tier.HOST: host, Tier.DISK: 2000})
+        config = CacheConfig(block_size=BLOCK, **config)
+        self.manager = OffloadManager(config, namespace, self.plane, clock=lambda: self.plane.now)
+        self.count = 0
+
+    def hashes(self, stem):
+        digests = [hashlib.sha256(b"%d %d" % (stem, i)).digest() for i in range(BLOCKS)]
+        return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
+
+    def compute(self, first, last):
+        self.plane.advance((last - first) * EACH)
+        self.manager.observe_prefill((last - first) * BLOCK, first * BLOCK, (last - first) * EACH)
+
+    def run(self, stem, own=0):
+        """(seconds to the first token, blocks promised, blocks loaded) of a prompt of which the engine has ``own``."""
+        self.count += 1
+        name, began, hashes = f"r{self.count}", self.plane.now, self.hashes(stem)
+        found = self.manager.match(name, hashes, own, tokens=(BLOCKS + 1) * BLOCK)
+        assert not found.waits
+        there = own
+        if found.blocks:
+            self.manager.load(name, np.arange(own, own + found.blocks, dtype=np.uint32))
+            ended = []
+            while not ended:
+                self.plane.wait(0.005)
+                ended = self.manager.poll()
+            there += ended[0].blocks
+        self.compute(there, BLOCKS + 1)
+        took = self.plane.now - began
+        first = self.manager.stored(name) or 0
+        self.manager.store(name, hashes[first:], np.arange(first, BLOCKS, dtype=np.uint32))
+        self.manager.free(name)
+        self.settle()
+        return took, found.blocks, there - own
+
+    def settle(self):
+        for _ in range(20):
+            self.plane.settle()
+            self.manager.poll()
+
+    def from_disk(self, stem, own=0):
+        """The same, with nothing of it in host memory."""
+        self.settle()
+        nodes = self.nodes(stem)
+        self.manager.catalog.drop(Tier.HOST, nodes)
+        self.manager.catalog.release(1)
+        return self.run(stem, own)
+
+    def nodes(self, stem):
+        root = self.manager._lookup.root(self.manager.namespace.fingerprint)
+        return self.manager.catalog.insert(root, self.hashes(stem), 1)
+
+
+@pytest.fixture
+def engine(namespace):
+    """One that knows every speed, with four prompts on disk."""
+    made = Engine(namespace)
+    for stem in range(4):
+        made.run(stem)
+        made.from_disk(stem)
+    return made
+
+
+@pytest.mark.parametrize("own", [0, 8])
+def test_a_load_that_overruns_is_cut_before_it_costs_twice_as_much(engine, own):
+    took, promised, loaded = engine.from_disk(1, own)
+    assert (promised, loaded) == (BLOCKS - own, BLOCKS - own)
+    assert took < ALL / 4
+    engine.plane.lanes["stage"].rate = 10.0  # three seconds for the prompt
+    took, promised, loaded = engine.from_disk(2, own)
+    assert promised == BLOCKS - own, "nobody knows yet"
+    assert loaded < BLOCKS - own
+    assert took <= 2.3 * ALL
+    assert engine.manager.stats().loads_cut == 1
+    engine.from_disk(3, own)
+    took, promised, _ = engine.from_disk(1, own)
+    assert promised == 0
+    assert took == pytest.approx(ALL * (BLOCKS + 1 - own) / (BLOCKS + 1))
+
+
+def test_where_nothing_is_known_it_takes_at_most_about_twice_as_long(namespace):
+    engine = Engine(namespace)
+    for stem in range(2):
+        engine.run(stem)
+    engine.plane.lanes["stage"].rate = 1.0
+    took, promised, _ = engine.from_disk(0)
+    assert promised == BLOCKS
+    assert took <= 2.3 * ALL
+
+
+def test_a_disk_that_has_recovered_is_used_again(engine):
+    stage = engine.plane.lanes["stage"]
+    for rate, wanted in ((10.0, 0), (2000.0, BLOCKS)):
+        stage.rate = rate
+        for number in range(12):
+            if engine.from_disk(number % 4)[1] == wanted:
+                break
+        else:
+            raise AssertionError(f"not within twelve requests at {rate} pages a second")
+    assert engine.manager.probes.sent > 0
+
+
+def test_a_fixed_policy_waits_for_what_it_was_told_to_load(namespace):
+    engine = Engine(namespace, load_policy="always", load_timeout_seconds=100.0)
+    for stem in range(2):
+        engine.run(stem)
+        engine.from_disk(stem)
+    engine.plane.lanes["stage"].rate = 10.0
+    took, _, loaded = engine.from_disk(0)
+    assert loaded == BLOCKS
+    assert took > 10 * ALL
+    assert engine.manager.stats().loads_cut == 0
