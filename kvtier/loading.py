@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kvtier.config import CacheConfig
+    from kvtier.layers import Layers
     from kvtier.lookup import Lookup
     from kvtier.placement import Placement
     from kvtier.policy import LoadPolicy
@@ -55,6 +56,8 @@ class Loader:
         self._clock = clock
         self._matched: dict[str, Sequence] = {}
         self._loading: dict[str, Sequence] = {}
+        self.layers: Layers | None = None
+        """Where the engine computes the first layers while the others load."""
 
     # ---- the promise ---------------------------------------------------------------------------------------------
 
@@ -66,6 +69,7 @@ class Loader:
         sequence.table = sequence.private = np.empty(0, np.uint32)
         sequence.state = State.MATCHED
         sequence.broken = sequence.failed = False
+        sequence.cuts = ()
         sequence.expires = self._clock() + self._config.lease_seconds
         self._matched[sequence.request_id] = sequence
         return sequence.promised
@@ -143,6 +147,28 @@ class Loader:
             self._bring(sequence, start=True)
         return True
 
+    def comes_by_layer(self, sequence: Sequence) -> bool:
+        """Whether all that was promised is on its way, the first layers first."""
+        return sequence.state is State.LOADING and bool(sequence.cuts) and not sequence.failed and not sequence.broken
+
+    def wait_for_layer(self, sequence: Sequence, layer: int) -> bool:
+        """Wait until the layers up to this one are there; False: they will not be, and ``advance`` tells what is."""
+        assert self.layers is not None
+        slices = self.layers.slices_until(layer, sequence.cuts)
+        if sequence.state is State.RUNNING:
+            return sequence.cached >= sequence.offered
+        while self.comes_by_layer(sequence):
+            now, until = self._clock(), min(sequence.deadline, sequence.review)
+            if all(self._placement.wait_for_slices(ticket, slices, until - now) for ticket in sequence.tickets):
+                return True
+            now = self._clock()
+            if now < sequence.review or now >= sequence.deadline:
+                return False
+            if self._policy.should_cut(sequence, now):
+                self._placement.cancel(sequence.tickets)
+                sequence.failed = True
+        return False
+
     def skip(self, sequence: Sequence) -> Loaded | None:
         """Switch to the tail that was loaded meanwhile, if what is computed reaches it."""
         loaded = self._tails.take(sequence)
@@ -207,8 +233,14 @@ class Loader:
         return Loaded(sequence.request_id, sequence.promised * self._block, found)
 
     def _bring(self, sequence: Sequence, *, start: bool) -> None:
-        brought = self._placement.bring(sequence.nodes, sequence.request, sequence.deadline, start=start)
-        sequence.nodes = sequence.nodes[: brought.blocks]
+        nodes, request, deadline = sequence.nodes, sequence.request, sequence.deadline
+        brought = None
+        if start and self.layers is not None:
+            brought = self._placement.bring_by_layer(nodes, request, deadline, self.layers)
+        if brought is None:
+            brought = self._placement.bring(nodes, request, deadline, start=start)
+        sequence.nodes = nodes[: brought.blocks]
+        sequence.cuts = brought.cuts if brought.blocks == sequence.offered else ()
         sequence.tickets.update(brought.tickets)
         sequence.waits = brought.waits
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from kvtier.catalog import Catalog, Tier, TierSpec
 from kvtier.content import Content, as_media
 from kvtier.costmodel import CostModel
+from kvtier.layers import Layers
 from kvtier.loading import Loader
 from kvtier.lookup import SCRATCH, Lookup
 from kvtier.messages import DataPlane
@@ -191,6 +192,26 @@ class CacheManager:
         """Device slots of the request's blocks in order, uint32 [blocks]. Not final while the request loads."""
         return self._loader.table(self._known(request_id))
 
+    def comes_by_layer(self, request_id: str) -> bool:
+        """Whether computing may begin before the request is ready, for engines that said :meth:`can_wait_for_layers`.
+
+        True: all that was promised is on its way, the first layers first, to the slots that :meth:`block_table` names,
+        and the slots behind it are the request's own. A pass may compute tokens from ``num_tokens`` of the promise on,
+        and asks :meth:`wait_for_layer` before it reads a layer. It counts when the next ``poll`` reports the request
+        with all that was promised; if it reports less, it is computed again from there.
+        """
+        return self._loader.comes_by_layer(self._known(request_id))
+
+    def wait_for_layer(self, request_id: str, layer: int) -> bool:
+        """Wait until this layer of the promised prefix is in its slots, and all before it.
+
+        False: it will not be, at once or at the load's deadline; give the pass up and ``poll``. ValueError for a layer
+        that there is not, and for an engine that did not say :meth:`can_wait_for_layers`.
+        """
+        if self._loader.layers is None:
+            raise ValueError(f"wait_for_layer: request {request_id!r}; accepted: after can_wait_for_layers")
+        return self._loader.wait_for_layer(self._known(request_id), layer)
+
     def skip(self, request_id: str) -> Loaded | None:
         """Whether the request's next tokens were loaded while those before them were computed.
 
@@ -291,6 +312,11 @@ class CacheManager:
         """This engine asks :meth:`skip` before each pass of a prompt: so a front may be computed while the rest loads,
         and such a request is ready at once, with no more promised than is on the device."""
         self.policy.splits = True
+
+    def can_wait_for_layers(self) -> None:
+        """This engine asks :meth:`wait_for_layer` before it reads a layer: so what is loaded from host memory comes
+        layer by layer, and computing may begin while it does (:meth:`comes_by_layer`)."""
+        self._loader.layers = Layers(self.geometry.layers, self.geometry.payload_bytes)
 
     def explain(self, request_id: str) -> str:
         """One line: what was found for one of the last 1024 requests, what of it was loaded and why, with predicted and

@@ -55,6 +55,9 @@ class Transfer(NamedTuple):
     priority: Priority = Priority.DEMAND
     deadline: float = 0.0
     """On ``time.monotonic()``'s clock; no hop starts after it. 0: none."""
+    cuts: tuple[int, ...] = ()
+    """Of host → device alone: where within a page each slice ends, in bytes. A slice of all pages is copied before the
+    next one of any. Empty: whole pages."""
 
 
 class Cancel(NamedTuple):
@@ -134,7 +137,7 @@ class Hello(NamedTuple):
 
 
 class DataPlane(Protocol):
-    """Moves bytes and never decides. No method but ``wait`` and ``invalidate`` may block."""
+    """Moves bytes and never decides. No method but the waiting ones and ``invalidate`` may block."""
 
     def hello(self) -> Hello: ...
 
@@ -149,6 +152,11 @@ class DataPlane(Protocol):
     def poll(self) -> Sequence[Completion]: ...
 
     def wait(self, timeout: float) -> bool: ...
+
+    def wait_for_slices(self, ticket: int, count: int, timeout: float) -> bool:
+        """Wait until the first ``count`` slices of all its pages are in their place; False: not within ``timeout``
+        seconds, or not all of it will ever be, or the plane cannot tell. It may block, and is called only by an engine
+        that has nothing else to do."""
 
     def pending(self) -> int:
         """Transfers whose final completion has not been polled."""

@@ -163,10 +163,10 @@ class Mover:
         """
         if len(self._inbox) >= INBOX_LIMIT:  # nobody polls
             return False
-        ticket, path, slots, identities, priority, deadline = transfer
+        ticket, path, slots, identities, priority, deadline, cuts = transfer
         cuda = self._device.cuda if self._device is not None else None
         stream = cuda.current_stream() if cuda is not None else 0
-        return self._native.submit(ticket, path, slots, identities, int(priority), deadline, stream)
+        return self._native.submit(ticket, path, slots, identities, int(priority), deadline, stream, cuts)
 
     def cancel(self, ticket: int) -> bool:
         """Start no further hop of it; False when there is nothing left to cancel. May be repeated."""
@@ -195,6 +195,14 @@ class Mover:
         if self._inbox:
             return True
         return self._native.wait(max(timeout, 0.0), seen)
+
+    def wait_for_slices(self, ticket: int, count: int, timeout: float) -> bool:
+        """Wait, without the GIL, until the first ``count`` slices of all pages of a transfer that was not polled to its
+        end are there. False: not within ``timeout`` seconds, or some page will never be whole."""
+        if self._native.wait_slices(ticket, count, max(timeout, 0.0)):
+            return True
+        ended = next((done for done in list(self._inbox) if done.ticket == ticket and done.final), None)
+        return ended is not None and bool((ended.status == _core.PageStatus.OK).all())
 
     def pending(self) -> int:
         """Transfers whose final completion was not polled."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from kvtier.config import CacheConfig
     from kvtier.costmodel import CostModel
+    from kvtier.layers import Layers
 
 __all__ = ["Bringing", "Placement"]
 
@@ -60,6 +61,8 @@ class Bringing:
     """How many blocks each ticket brings; where nothing was there and nothing waits, they sum to ``blocks``."""
     waits: bool
     """Pages that other requests' transfers are bringing are part of the prefix: look again when any has ended."""
+    cuts: tuple[int, ...] = ()
+    """Where the one transfer comes in slices: see :class:`kvtier.messages.Transfer`."""
 
 
 @dataclass(slots=True)
@@ -147,6 +150,23 @@ class Placement:
                 break
         return Bringing(end, tuple(tickets), tuple(counts), bool((plan[:end] == _Plan.WAIT).any()))
 
+    def bring_by_layer(self, nodes: Nodes, request: int, deadline: float, layers: Layers) -> Bringing | None:
+        """As :meth:`bring`, all that the device lacks as one transfer in slices. None, and nothing was ordered: not all
+        of it is in host memory, or it is too little to be cut."""
+        plan = self._plan(nodes)
+        wanted = np.flatnonzero(plan == _Plan.ONBOARD)
+        cuts = layers.cuts(len(wanted))
+        if not cuts or (np.delete(plan, wanted) != _Plan.THERE).any():
+            return None
+        missing = np.ascontiguousarray(nodes[wanted])
+        ticket, count = self._issue(ONBOARD, missing, request, Priority.DEMAND, deadline, cuts=cuts)
+        end = len(nodes) if count == len(wanted) else int(wanted[count])
+        return Bringing(end, (ticket,) if ticket else (), (count,) if ticket else (), waits=False, cuts=cuts)
+
+    def wait_for_slices(self, ticket: int, count: int, timeout: float) -> bool:
+        """As :meth:`kvtier.messages.DataPlane.wait_for_slices`."""
+        return self._plane.wait_for_slices(ticket, count, timeout)
+
     def _parts(self, path: tuple[Tier, ...], nodes: Nodes) -> list[Nodes]:
         """A load that takes long goes in parts, so that what has arrived of it is heard of before all has."""
         seconds = self._costs.load(path, len(nodes), self._clock())
@@ -197,6 +217,7 @@ class Placement:
         backed_only: bool = False,
         cold: bool = False,
         device: Slots | None = None,
+        cuts: tuple[int, ...] = (),
     ) -> tuple[int, int]:
         reservation = self._catalog.reserve(path, nodes, request, backed_only=backed_only, cold=cold)
         if not reservation.count:
@@ -205,7 +226,7 @@ class Placement:
         if device is not None:
             reservation.slots[path.index(Tier.DEVICE)] = device[: reservation.count]
         transfer = Transfer(
-            reservation.ticket, path, reservation.slots, self._catalog.identities(moved), priority, deadline
+            reservation.ticket, path, reservation.slots, self._catalog.identities(moved), priority, deadline, cuts
         )
         accepted = False
         try:

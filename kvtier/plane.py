@@ -104,6 +104,9 @@ class LocalDataPlane:
     def wait(self, timeout: float) -> bool:
         return self.mover.wait(timeout)
 
+    def wait_for_slices(self, ticket: int, count: int, timeout: float) -> bool:
+        return self.mover.wait_for_slices(ticket, count, timeout)
+
     def pending(self) -> int:
         return self.mover.pending()
 

@@ -170,6 +170,10 @@ class RelayPlane:
         """News come by :meth:`deliver` only, so there is nothing to wait for here."""
         return bool(self._inbox)
 
+    def wait_for_slices(self, ticket: int, count: int, timeout: float) -> bool:
+        """Nothing can be asked of other processes in mid-step."""
+        return False
+
     def pending(self) -> int:
         return len(self._pending) + sum(completion.final for completion in self._inbox)
 

@@ -108,6 +108,7 @@ class Sequence:
     private: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
     cached: int = 0
     tickets: set[int] = field(default_factory=set)
+    cuts: tuple[int, ...] = ()
     waits: bool = False
     wanted: int = 0
     deadline: float = 0.0

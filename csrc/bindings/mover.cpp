@@ -64,7 +64,7 @@ void construct(Mover* self, const DevicePool* device, HostArena* host, DiskStore
 }
 
 bool submit(Mover& self, Ticket ticket, const std::vector<Tier>& path, const Slots& slots, const Identities& identities,
-            int priority, double deadline_s, std::uintptr_t stream) {
+            int priority, double deadline_s, std::uintptr_t stream, const std::vector<std::size_t>& cuts) {
   if (slots.shape(0) != path.size() || slots.shape(1) != identities.shape(0)) {
     throw std::invalid_argument("slots has shape [" + std::to_string(slots.shape(0)) + ", " +
                                 std::to_string(slots.shape(1)) + "]: [" + std::to_string(path.size()) + ", " +
@@ -79,6 +79,7 @@ bool submit(Mover& self, Ticket ticket, const std::vector<Tier>& path, const Slo
   order.identity_bytes = identities.shape(1);
   order.priority = static_cast<Priority>(std::clamp(priority, 0, 255));
   if (deadline_s > 0) order.deadline = Time(seconds(deadline_s));
+  order.cuts = cuts;
   const Submit result = self.submit(std::move(order), stream);
   if (result == Submit::kDuplicate) {
     throw std::invalid_argument("ticket = " + std::to_string(ticket) + ": still in use by an earlier transfer");
@@ -163,7 +164,8 @@ void bind_mover(nb::module_& m) {
            nb::arg("cuda").none() = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
            nb::keep_alive<1, 17>())
       .def("submit", &submit, nb::arg("ticket"), nb::arg("path"), nb::arg("slots"), nb::arg("identities"),
-           nb::arg("priority") = 0, nb::arg("deadline_s") = 0.0, nb::arg("stream") = 0)
+           nb::arg("priority") = 0, nb::arg("deadline_s") = 0.0, nb::arg("stream") = 0,
+           nb::arg("cuts") = std::vector<std::size_t>{})
       .def("cancel", &Mover::cancel, nb::arg("ticket"))
       .def(
           "promote",
@@ -179,6 +181,12 @@ void bind_mover(nb::module_& m) {
             return self.wait(seconds(timeout_s), seen < 0 ? self.reports() : static_cast<std::uint64_t>(seen));
           },
           nb::arg("timeout_s"), nb::arg("seen") = -1, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "wait_slices",
+          [](Mover& self, Ticket ticket, int count, double timeout_s) {
+            return self.wait_slices(ticket, count, seconds(timeout_s));
+          },
+          nb::arg("ticket"), nb::arg("count"), nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
       .def("reports", &Mover::reports)
       .def("fileno", &Mover::fd)
       .def("arm", &Mover::arm, nb::arg("on") = true)

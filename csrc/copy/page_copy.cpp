@@ -4,6 +4,7 @@
 #include <immintrin.h>
 #endif
 
+#include <algorithm>
 #include <cstring>
 
 #include "copy/checksum.hpp"
@@ -78,13 +79,22 @@ std::uint64_t gather(const DevicePool& pool, Slot slot, std::byte* page, std::si
 }
 
 void scatter(const std::byte* page, const DevicePool& pool, Slot slot, const std::byte* next) {
+  scatter(page, pool, slot, {0, pool.payload_bytes()}, next);
+}
+
+void scatter(const std::byte* page, const DevicePool& pool, Slot slot, ByteRange range, const std::byte* next) {
   const lanes::Kernels& kernels = lanes::best();
-  const std::byte* const end = page + pool.payload_bytes();
+  std::size_t at = 0;  // of the segment, in the page
   for (const Segment& s : pool.segments()) {
-    const std::size_t whole = s.length / lanes::kLane * lanes::kLane;
-    kernels.copy(page, s.at(slot), whole, page + s.length < end ? page + s.length : next);
-    std::memcpy(s.at(slot) + whole, page + whole, s.length - whole);
-    page += s.length;
+    const std::size_t begin = std::max(at, range.begin), end = std::min(at + s.length, range.end);
+    if (begin < end) {
+      std::byte* const to = s.at(slot) + (begin - at);
+      const std::size_t whole = (end - begin) / lanes::kLane * lanes::kLane;
+      const std::byte* const after = next != nullptr ? next + range.begin : nullptr;
+      kernels.copy(page + begin, to, whole, end < range.end ? page + end : after);
+      std::memcpy(to + whole, page + begin + whole, end - begin - whole);
+    }
+    at += s.length;
   }
   publish();
 }

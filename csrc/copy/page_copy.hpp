@@ -21,6 +21,10 @@ std::uint64_t gather(const DevicePool& pool, Slot slot, std::byte* page, std::si
 // Page → segments. `next` is the page that will be scattered after this one, or null.
 void scatter(const std::byte* page, const DevicePool& pool, Slot slot, const std::byte* next = nullptr);
 
+// The same of no more than `range` of the page. `next` is a page too, of which the same range will be scattered.
+void scatter(const std::byte* page, const DevicePool& pool, Slot slot, ByteRange range,
+             const std::byte* next = nullptr);
+
 // Page → segments with the page's checksum taken on the way. On false the segments hold bytes that must not be used.
 bool scatter_verified(const std::byte* page, const DevicePool& pool, Slot slot, ChecksumKey key, std::uint64_t expected,
                       const std::byte* next = nullptr);

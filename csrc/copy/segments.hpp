@@ -17,6 +17,13 @@ struct Segment {
   std::byte* at(Slot slot) const { return base + static_cast<std::size_t>(slot) * stride; }
 };
 
+// Some bytes of every page, counted in page order.
+struct ByteRange {
+  std::size_t begin, end;
+
+  std::size_t size() const { return end - begin; }
+};
+
 // The device tier's pages, as segments of memory that someone else owns and keeps alive. A page's bytes are its
 // segments' in order. Immutable, so any thread may use it.
 class DevicePool {

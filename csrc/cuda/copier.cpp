@@ -146,10 +146,11 @@ std::shared_ptr<DeviceFence> Copier::fence(std::uintptr_t stream) {
   return fence;
 }
 
-void Copier::start(Lane lane, unsigned number, std::span<PageCopy> pages, const DeviceFence* fence) {
+void Copier::start(Lane lane, unsigned number, std::span<PageCopy> pages, ByteRange range, const DeviceFence* fence) {
   Direction& to = direction(lane);
   Place& place = to.places[number];
   place.pages.clear();
+  place.range = range;
   place.failed = place.recorded = false;
   for (PageCopy& page : pages) {
     if (lane == Lane::kOffload || intact(page)) place.pages.push_back(&page);
@@ -229,7 +230,9 @@ void Copier::queue(Lane lane, Direction& to, Place& place) {
   const Slot pinned = pinned_->pinned();
   const bool all_pinned = std::all_of(place.pages.begin(), place.pages.end(),
                                       [pinned](const PageCopy* page) { return page->host < pinned; });
-  switch (all_pinned ? to.path : Path::kPieces) {  // only plain copies reach memory that is not pinned
+  // Only plain copies reach memory that is not pinned. Parts of pages are no runs, for which staging is made.
+  const bool part = place.range.size() != host_.payload_bytes();
+  switch (!all_pinned ? Path::kPieces : part && to.path == Path::kStaged ? Path::kDirect : to.path) {
     case Path::kPieces:
       return queue_pieces(lane, to, place, false);
     case Path::kBatch:
@@ -248,11 +251,16 @@ void Copier::queue_pieces(Lane lane, Direction& to, Place& place, bool as_list) 
   for (const PageCopy* page : place.pages) {
     std::byte* at = host_.page(page->host);
     if (lane == Lane::kOffload) std::memset(at + host_.payload_bytes(), 0, host_.page_bytes() - host_.payload_bytes());
+    std::size_t first = 0;  // of the segment, in the page
     for (const Segment& segment : device_.segments()) {
-      std::byte* const device = segment.at(page->device);
-      lane == Lane::kOffload ? place.copies.add(at, device, segment.length)
-                             : place.copies.add(device, at, segment.length);
-      at += segment.length;
+      const std::size_t begin = std::max(first, place.range.begin);
+      const std::size_t end = std::min(first + segment.length, place.range.end);
+      if (begin < end) {
+        std::byte* const device = segment.at(page->device) + (begin - first);
+        lane == Lane::kOffload ? place.copies.add(at + begin, device, end - begin)
+                               : place.copies.add(device, at + begin, end - begin);
+      }
+      first += segment.length;
     }
   }
   if (as_list) return runtime_->copy_list(place.copies, to.stream);
@@ -294,6 +302,8 @@ void Copier::queue_runs(Lane lane, Direction& to, Place& place) {
 void Copier::launch(Way way, Direction& to, Place& place, const std::byte* staging) {
   place.launch =
       shape_.whole(table_, way == Way::kGather ? host_.page_bytes() : 0, way == Way::kScatter ? nullptr : place.sums);
+  place.launch.begin = place.range.begin;
+  place.launch.end = place.range.end;
   for (std::size_t i = 0; i < place.pages.size(); ++i) {
     const PageCopy& page = *place.pages[i];
     const std::byte* at = staging != nullptr ? staging + i * host_.page_bytes() : host_.page(page.host);

@@ -54,12 +54,13 @@ class Copier final : public StreamCopier {
   std::shared_ptr<DeviceFence> fence(std::uintptr_t stream) override;
   unsigned places() const override { return options_.places; }
   std::size_t batch_bytes() const override { return options_.batch_bytes; }
-  void start(Lane lane, unsigned place, std::span<PageCopy> pages, const DeviceFence* fence) override;
+  void start(Lane lane, unsigned place, std::span<PageCopy> pages, ByteRange range, const DeviceFence* fence) override;
   bool ended(Lane lane, unsigned place) override;
   bool wake_by(std::function<void()> wake) override;
   std::string note() const override;
 
   unsigned blocks() const { return blocks_; }
+  std::size_t payload_bytes() const { return device_.payload_bytes(); }
 
  private:
   class FencePool;
@@ -70,6 +71,7 @@ class Copier final : public StreamCopier {
     std::byte* staging = nullptr;  // device memory; null unless its direction stages
     CopyList copies;
     PageLaunch launch;
+    ByteRange range{0, 0};         // of every page, what is copied; of a store all of it
     std::vector<PageCopy*> pages;  // that were queued, in the launch's order
     bool failed = false;
     bool recorded = false;

@@ -35,10 +35,10 @@ std::vector<Emulated::Use> uses_of(Kernel kernel, const PageLaunch& launch, unsi
     }
     for (U32 s = 0; s < launch.segment_count; ++s) {
       const SegmentEntry& segment = launch.segments[s];
-      const U64 next = launch.segments[s + 1].first;
-      if (segment.first >= launch.end || next <= launch.begin) continue;
-      uses.push_back(
-          {reinterpret_cast<void*>(segment.base + page.slot * segment.stride), next - segment.first, way == 1});
+      const U64 from = std::max(segment.first, launch.begin), to = std::min(launch.segments[s + 1].first, launch.end);
+      if (from >= to) continue;
+      const U64 at = segment.base + page.slot * segment.stride + (from - segment.first);
+      uses.push_back({reinterpret_cast<void*>(at), to - from, way == 1});
     }
   }
   if (launch.sums != nullptr) {

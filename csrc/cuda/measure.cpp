@@ -27,7 +27,7 @@ double measure(Copier& copier, Lane lane, std::span<const Slot> slots, std::span
       for (std::size_t i = first; i < std::min(first + each, slots.size()); ++i) {
         batches[place].push_back({slots[i], pages[i], {pages[i], 0}, 0, PageStatus::kPending});
       }
-      copier.start(lane, place, batches[place], nullptr);
+      copier.start(lane, place, batches[place], {0, copier.payload_bytes()}, nullptr);
     }
   }
   for (unsigned i = 0; i < places; ++i) {

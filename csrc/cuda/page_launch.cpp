@@ -37,17 +37,17 @@ Kernel PoolShape::kernel(Way way) const {
 }
 
 PageLaunch PoolShape::whole(const SegmentEntry* table, std::size_t page_bytes, LaneSum* sums) const {
-  PageLaunch launch = range(table, 0, table_.size() - 1, sums);
+  PageLaunch launch = range(table, {0, payload_}, sums);
   launch.padded = page_bytes > payload_ ? page_bytes : 0;
   return launch;
 }
 
-PageLaunch PoolShape::range(const SegmentEntry* table, std::size_t first, std::size_t last, LaneSum* sums) const {
+PageLaunch PoolShape::range(const SegmentEntry* table, ByteRange range, LaneSum* sums) const {
   PageLaunch launch;
   launch.segments = table;
   launch.sums = sums;
-  launch.begin = table_[first].first;
-  launch.end = table_[last].first;
+  launch.begin = range.begin;
+  launch.end = range.end;
   launch.payload = payload_;
   launch.padded = 0;
   launch.segment_lanes = static_cast<U32>(segment_lanes_);

@@ -25,9 +25,9 @@ class PoolShape {
   // A launch over whole pages, none named yet. `table` is where the segment table was copied to; `page_bytes`: gather
   // fills the page with zeros up to there, 0 for other ways.
   PageLaunch whole(const SegmentEntry* table, std::size_t page_bytes, LaneSum* sums) const;
-  // Over the segments from `first` to before `last` only: a range of layers, where each layer is its own segments.
-  // Sums of ranges add up to the whole page's; a pool that is not on lanes has sums of whole pages only.
-  PageLaunch range(const SegmentEntry* table, std::size_t first, std::size_t last, LaneSum* sums) const;
+  // Over some bytes of each page only: a range of layers. Where the pool is on lanes, so must the range be. Sums of
+  // ranges add up to the whole page's; a pool that is not on lanes has sums of whole pages only.
+  PageLaunch range(const SegmentEntry* table, ByteRange range, LaneSum* sums) const;
 
  private:
   std::vector<SegmentEntry> table_;

@@ -22,9 +22,9 @@ void CopyExecutor::run(unsigned worker) {
   while (scheduler_.take_copy(&batch.chunk)) {
     batch.prepare(host_, verify_host_);
     batch.chunk.lane == Lane::kOffload ? copier_->gather(batch.copies(), worker)
-                                       : copier_->scatter(batch.copies(), worker);
+                                       : copier_->scatter(batch.copies(), batch.range(), worker);
     batch.conclude(host_);
-    scheduler_.finish(*batch.chunk.transfer, batch.chunk.hop, {batch.chunk.pages, batch.chunk.count}, batch.status);
+    scheduler_.finish(batch.chunk, batch.status);
   }
 }
 

@@ -16,7 +16,7 @@ void CpuCopier::gather(std::span<PageCopy> pages, unsigned) {
   }
 }
 
-void CpuCopier::scatter(std::span<PageCopy> pages, unsigned) {
+void CpuCopier::scatter(std::span<PageCopy> pages, ByteRange range, unsigned) {
   for (std::size_t i = 0; i < pages.size(); ++i) {
     PageCopy& page = pages[i];
     const std::byte* bytes = host_.page(page.host);
@@ -25,7 +25,8 @@ void CpuCopier::scatter(std::span<PageCopy> pages, unsigned) {
       page.status = PageStatus::kCorrupt;
       continue;
     }
-    kvtier::scatter(bytes, device_, page.device, i + 1 < pages.size() ? host_.page(pages[i + 1].host) : nullptr);
+    const std::byte* next = i + 1 < pages.size() ? host_.page(pages[i + 1].host) : nullptr;
+    kvtier::scatter(bytes, device_, page.device, range, next);
     page.status = PageStatus::kOk;
   }
 }

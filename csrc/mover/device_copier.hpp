@@ -30,8 +30,9 @@ class DeviceCopier {
   virtual ~DeviceCopier() = default;
   // Both return when every page has its status: no byte of the batch is touched after that. `worker` is the number of
   // the calling thread, for resources kept per thread.
-  virtual void gather(std::span<PageCopy> pages, unsigned worker) = 0;   // device segments → host page
-  virtual void scatter(std::span<PageCopy> pages, unsigned worker) = 0;  // host page → device segments
+  virtual void gather(std::span<PageCopy> pages, unsigned worker) = 0;  // device segments → host page
+  // host page → device segments; of each page no more than `range`
+  virtual void scatter(std::span<PageCopy> pages, ByteRange range, unsigned worker) = 0;
 };
 
 // Device memory that the CPU can address.
@@ -39,7 +40,7 @@ class CpuCopier final : public DeviceCopier {
  public:
   CpuCopier(const DevicePool& device, HostArena& host) : device_(device), host_(host) {}
   void gather(std::span<PageCopy> pages, unsigned worker) override;
-  void scatter(std::span<PageCopy> pages, unsigned worker) override;
+  void scatter(std::span<PageCopy> pages, ByteRange range, unsigned worker) override;
 
  private:
   const DevicePool& device_;
@@ -65,8 +66,9 @@ class StreamCopier {
   virtual unsigned places() const = 0;          // batches that a lane may have under way
   virtual std::size_t batch_bytes() const = 0;  // that one of them should have
   // Queues a batch behind `fence` (null: behind nothing). `pages` stays until ended() has said so; place `place` of the
-  // lane is free.
-  virtual void start(Lane lane, unsigned place, std::span<PageCopy> pages, const DeviceFence* fence) = 0;
+  // lane is free. A load copies no more than `range` of each page, on multiples of 16 bytes; a store all of it.
+  virtual void start(Lane lane, unsigned place, std::span<PageCopy> pages, ByteRange range,
+                     const DeviceFence* fence) = 0;
   // Whether the batch has ended: then its pages have their statuses, and nothing touches a byte of it any more.
   virtual bool ended(Lane lane, unsigned place) = 0;
   // Have `wake` called, on any thread, when a batch has ended; false: it cannot, so look from time to time.

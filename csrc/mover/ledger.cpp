@@ -56,7 +56,7 @@ Submit Ledger::submit(const Order& order, Time now) {
     state(lanes[h]).queued += t.count;
     ++state(lanes[h]).totals.transfers;
   }
-  for (std::uint32_t page = 0; page < t.count; ++page) queue_page(t.hops[0], page, now);
+  for (std::uint32_t place = 0; place < t.slices.count() * t.count; ++place) queue_page(t.hops[0], place, now);
   conclude(t, now);
   return Submit::kAccepted;
 }
@@ -122,6 +122,7 @@ void Ledger::fill(Transfer& t, const Order& order, Time now) {
   if (order.count != 0) std::memcpy(t.identities.data(), order.identities, order.identity_bytes * order.count);
   t.status.assign(static_cast<std::size_t>(t.hop_count) * order.count, PageStatus::kPending);
   t.unsettled = order.count * static_cast<std::uint32_t>(t.hop_count);
+  t.slices.reset(order.cuts, order.count);
   t.ended.store(PageStatus::kPending, std::memory_order_relaxed);
   t.reported_early = t.listed = false;
   t.next_listed = nullptr;
@@ -129,7 +130,7 @@ void Ledger::fill(Transfer& t, const Order& order, Time now) {
     Hop& hop = t.hops[h];
     std::vector<std::uint32_t> ready = std::move(hop.ready);
     ready.clear();
-    ready.reserve(order.count);
+    ready.reserve(std::size_t{order.count} * t.slices.count());
     hop = Hop{};
     hop.ready = std::move(ready);
     hop.transfer = &t;
@@ -233,14 +234,15 @@ void Ledger::abandon(Time now) {
 
 // ---- pages -------------------------------------------------------------------------------------------------------
 
-void Ledger::queue_page(Hop& hop, std::uint32_t page, Time now) {
+// `place` is a page, of a transfer in slices slice · count + page; disk hops have no slices.
+void Ledger::queue_page(Hop& hop, std::uint32_t place, Time now) {
   if (offline_ && is_disk(hop.lane)) {
-    mark(*hop.transfer, hop.index, page, PageStatus::kOffline);
-    for (int h = hop.index + 1; h < hop.transfer->hop_count; ++h) mark(*hop.transfer, h, page, PageStatus::kSkipped);
+    mark(*hop.transfer, hop.index, place, PageStatus::kOffline);
+    for (int h = hop.index + 1; h < hop.transfer->hop_count; ++h) mark(*hop.transfer, h, place, PageStatus::kSkipped);
     return;
   }
   if (hop.ready.empty()) hop.ready_since = now;
-  hop.ready.push_back(page);
+  hop.ready.push_back(place);
   LaneQueue& queue = state(hop.lane).queue;
   if (!queue.contains(hop)) queue.push(hop);
 }
@@ -250,8 +252,10 @@ void Ledger::fail_waiting(Transfer& t, Hop& hop, PageStatus status, PageStatus l
   LaneQueue& queue = state(hop.lane).queue;
   if (queue.contains(hop)) queue.remove(hop);
   for (; hop.has_ready(); ++hop.head) {
-    const std::uint32_t page = hop.ready[hop.head];
-    mark(t, hop.index, page, status);
+    const std::uint32_t place = hop.ready[hop.head], page = place % t.count;
+    const PageStatus whole = t.slices.note(place / t.count, page, status);
+    if (whole == PageStatus::kPending) continue;  // another slice of it is under way
+    mark(t, hop.index, page, whole);
     for (int h = hop.index + 1; h < t.hop_count; ++h) mark(t, h, page, later);
   }
 }
@@ -290,16 +294,23 @@ bool Ledger::take(std::span<const Lane> lanes, std::uint32_t max_pages, std::siz
   if (hop == nullptr || max_pages == 0) return false;
 
   LaneState& lane = state(hop->lane);
-  const std::size_t size = page_bytes(hop->lane);
+  const std::uint32_t pages = hop->transfer->count, slice = hop->ready[hop->head] / pages;
+  const std::size_t size = bytes_of(*hop->transfer, hop->index, slice);
   const std::size_t most = most_in_flight(hop->lane);
   const std::size_t room = most > lane.in_flight ? most - lane.in_flight : 0;
   const std::size_t fits = std::max<std::size_t>(1, std::min(room, max_bytes) / size);
-  const std::size_t limit = std::min<std::size_t>({fits, max_pages, Chunk::kMaxPages, hop->ready.size() - hop->head});
+  const std::size_t same = std::min<std::size_t>(
+      hop->ready.size() - hop->head,  // of a slice those are side by side
+      slice + 1 == hop->transfer->slices.count() ? hop->ready.size() : (slice + 1) * pages - hop->ready[hop->head]);
+  const std::size_t limit = std::min<std::size_t>({fits, max_pages, Chunk::kMaxPages, same});
   chunk->transfer = hop->transfer;
   chunk->hop = hop->index;
   chunk->lane = hop->lane;
+  chunk->slice = slice;
   chunk->count = static_cast<std::uint32_t>(limit);
-  std::copy_n(hop->ready.begin() + static_cast<std::ptrdiff_t>(hop->head), limit, chunk->pages);
+  std::transform(hop->ready.begin() + static_cast<std::ptrdiff_t>(hop->head),
+                 hop->ready.begin() + static_cast<std::ptrdiff_t>(hop->head + limit), chunk->pages,
+                 [pages](std::uint32_t place) { return place % pages; });
   hop->head += limit;
   if (!hop->has_ready()) lane.queue.remove(*hop);
 
@@ -318,7 +329,24 @@ bool Ledger::take(std::span<const Lane> lanes, std::uint32_t max_pages, std::siz
   return true;
 }
 
-void Ledger::finish(Transfer& t, int index, std::span<const std::uint32_t> pages, const PageStatus* status, Time now) {
+std::size_t Ledger::bytes_of(const Transfer& t, int hop, std::uint32_t slice) const {
+  return t.slices.cut() ? t.slices.range(slice).size() : page_bytes(t.hops[hop].lane);
+}
+
+int Ledger::slices_there(Ticket ticket) const {
+  const auto found = by_ticket_.find(ticket);
+  if (found == by_ticket_.end()) return -1;
+  const Transfer& t = *found->second;
+  return t.slices.broken() || t.has_ended() ? -1 : static_cast<int>(t.slices.there());
+}
+
+void Ledger::finish(const Chunk& chunk, const PageStatus* status, Time now) {
+  state(chunk.lane).in_flight -= chunk.count * bytes_of(*chunk.transfer, chunk.hop, chunk.slice);
+  finish(*chunk.transfer, chunk.hop, chunk.slice, {chunk.pages, chunk.count}, status, now);
+}
+
+void Ledger::finish(Transfer& t, int index, std::uint32_t slice, std::span<const std::uint32_t> pages,
+                    const PageStatus* status, Time now) {
   Hop& hop = t.hops[index];
   LaneState& lane = state(hop.lane);
   hop.in_flight -= static_cast<std::uint32_t>(pages.size());
@@ -326,11 +354,13 @@ void Ledger::finish(Transfer& t, int index, std::span<const std::uint32_t> pages
   for (std::size_t i = 0; i < pages.size(); ++i) {
     hop.busy.end(now);
     lane.busy.end(now);
-    mark(t, index, pages[i], status[i]);
-    if (status[i] == PageStatus::kOk || status[i] == PageStatus::kCancelled) hop.carried += page_bytes(hop.lane);
+    if (status[i] == PageStatus::kOk || status[i] == PageStatus::kCancelled) hop.carried += bytes_of(t, index, slice);
+    const PageStatus whole = t.slices.note(slice, pages[i], status[i]);
+    if (whole == PageStatus::kPending) continue;
+    mark(t, index, pages[i], whole);
     const int next = index + 1;
     if (next == t.hop_count || t.at(next, pages[i]) != PageStatus::kPending) continue;
-    if (status[i] == PageStatus::kOk) {
+    if (whole == PageStatus::kOk) {
       queue_page(t.hops[next], pages[i], now);
     } else {
       mark(t, next, pages[i], PageStatus::kSkipped);

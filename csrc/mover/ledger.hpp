@@ -51,8 +51,12 @@ class Ledger {
   bool has_work(std::span<const Lane> lanes) const;  // that the caps allow now
   // Pages for an executor of these lanes, in the order of service; false if there are none that the caps allow.
   bool take(std::span<const Lane> lanes, std::uint32_t max_pages, std::size_t max_bytes, Time now, Chunk* chunk);
-  // The taken pages have ended, with a status each.
-  void finish(Transfer& transfer, int hop, std::span<const std::uint32_t> pages, const PageStatus* status, Time now);
+  // The taken pages have ended, with a status each: all of what was taken,
+  void finish(const Chunk& chunk, const PageStatus* status, Time now);
+  // or, of a transfer that is not cut, some of them, whose bytes are released by another call.
+  void finish(Transfer& transfer, int hop, std::span<const std::uint32_t> pages, const PageStatus* status, Time now) {
+    finish(transfer, hop, 0, pages, status, now);
+  }
   // Their bytes no longer count as in flight: they ended, or hang and must not hold up the rest.
   void release_bytes(Lane lane, std::size_t pages) { lanes_[index_of(lane)].in_flight -= pages * page_bytes(lane); }
   void end(Transfer& transfer, PageStatus why, Time now);  // no further hop of it starts
@@ -68,6 +72,8 @@ class Ledger {
 
   std::size_t pending() const { return by_ticket_.size(); }  // not yet reported to their end
   bool knows(Ticket ticket) const { return by_ticket_.contains(ticket); }
+  // Of a transfer that is known: how many slices, from the first, are there; -1: not all of it will ever be.
+  int slices_there(Ticket ticket) const;
   bool closed() const { return closed_; }
   bool abandoned() const { return abandoned_; }
   bool offline() const { return offline_; }
@@ -93,11 +99,14 @@ class Ledger {
 
   LaneState& state(Lane lane) { return lanes_[index_of(lane)]; }
   bool allows(Lane lane) const;
+  std::size_t bytes_of(const Transfer& transfer, int hop, std::uint32_t slice) const;
+  void finish(Transfer& transfer, int hop, std::uint32_t slice, std::span<const std::uint32_t> pages,
+              const PageStatus* status, Time now);
   std::uint64_t shortage(Lane lane, std::uint32_t count) const;
   bool make_room(const Order& order, std::span<const Lane> lanes, Time now);
   Transfer* new_transfer();
   void fill(Transfer& transfer, const Order& order, Time now);
-  void queue_page(Hop& hop, std::uint32_t page, Time now);
+  void queue_page(Hop& hop, std::uint32_t place, Time now);
   void mark(Transfer& transfer, int hop, std::uint32_t page, PageStatus status);
   void fail_waiting(Transfer& transfer, Hop& hop, PageStatus status, PageStatus later);
   void conclude(Transfer& transfer, Time now);

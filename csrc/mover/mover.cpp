@@ -148,6 +148,25 @@ void Mover::check(const Order& order) const {
     const std::string want = disk_ != nullptr ? std::to_string(identity_bytes(disk_->label_bytes())) : "112 or more";
     refuse("identities: " + std::to_string(order.identity_bytes) + " bytes each: " + want + " are needed");
   }
+  check_cuts(order);
+}
+
+void Mover::check_cuts(const Order& order) const {
+  if (order.cuts.empty()) return;
+  if (order.path.size() != 2 || order.path[1] != Tier::kDevice) {
+    refuse("cuts: path = " + path_text(order.path) + ": only host -> device goes in slices");
+  }
+  std::size_t before = 0;
+  for (std::size_t i = 0; i < order.cuts.size(); ++i) {
+    const std::size_t cut = order.cuts[i];
+    const bool last = i + 1 == order.cuts.size();
+    if (cut <= before || (last ? cut != host_->payload_bytes() : cut % 16 != 0)) {
+      refuse("cuts: " + std::to_string(cut) + " after " + std::to_string(before) +
+             ": rising multiples of 16 are needed, and the page's " + std::to_string(host_->payload_bytes()) +
+             " bytes at the end");
+    }
+    before = cut;
+  }
 }
 
 bool Mover::wait(std::chrono::nanoseconds timeout, std::uint64_t seen) {

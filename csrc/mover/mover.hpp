@@ -61,6 +61,10 @@ class Mover {
   std::size_t poll(std::vector<Completion>* out);
   bool wait(std::chrono::nanoseconds timeout, std::uint64_t seen);
   std::uint64_t reports() const { return parts().scheduler.reports(); }
+  // Waits until the first `count` slices of a transfer are there; see Scheduler::wait_slices.
+  bool wait_slices(Ticket ticket, int count, std::chrono::nanoseconds timeout) {
+    return parts().scheduler.wait_slices(ticket, count, Clock::now() + timeout);
+  }
   int fd() const { return parts().scheduler.fd(); }
   void arm(bool on) { parts().scheduler.arm(on); }
   std::size_t pending() const { return parts().scheduler.pending(); }          // not yet polled to their end
@@ -83,6 +87,7 @@ class Mover {
   Parts& parts() const;
   void check(const MoverOptions& options) const;
   void check(const Order& order) const;
+  void check_cuts(const Order& order) const;
   Slot slots_of(Tier tier) const;
 
   const DevicePool* device_;

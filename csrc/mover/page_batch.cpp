@@ -5,7 +5,9 @@ namespace kvtier {
 void PageBatch::prepare(HostArena& host, bool verify_host) {
   const Transfer& t = *chunk.transfer;
   const bool store = chunk.lane == Lane::kOffload;
-  const bool verify = verify_host && !store && chunk.hop == 0;  // a later hop's page was verified when it was read
+  // Once: of a later hop the page was verified when it was read, of a later slice with the first one.
+  const bool verify = verify_host && !store && chunk.hop == 0 && chunk.slice == 0;
+  payload = host.payload_bytes();
   count = 0;
   for (std::uint32_t i = 0; i < chunk.count; ++i) {
     const std::uint32_t page = chunk.pages[i];
@@ -20,6 +22,11 @@ void PageBatch::prepare(HostArena& host, bool verify_host) {
     }
     index[count++] = i;
   }
+}
+
+ByteRange PageBatch::range() const {
+  const Slices& slices = chunk.transfer->slices;
+  return slices.cut() ? slices.range(chunk.slice) : ByteRange{0, payload};
 }
 
 void PageBatch::conclude(HostArena& host) {

@@ -12,6 +12,7 @@ namespace kvtier {
 struct PageBatch {
   Chunk chunk;
   std::uint32_t count = 0;  // of the pages that are copied
+  std::size_t payload = 0;  // of one
   PageCopy pages[Chunk::kMaxPages];
   std::uint32_t index[Chunk::kMaxPages];  // of each within the chunk
   PageStatus status[Chunk::kMaxPages];    // of the whole chunk
@@ -20,6 +21,8 @@ struct PageBatch {
   // that nothing vouches for is corrupt and left out.
   void prepare(HostArena& host, bool verify_host);
   std::span<PageCopy> copies() { return {pages, count}; }
+  // What of each is copied.
+  ByteRange range() const;
   // After the copy: statuses of all, checksums into the arena.
   void conclude(HostArena& host);
 };

@@ -3,6 +3,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 
@@ -23,6 +24,7 @@ void Scheduler::announce() {
   if (ledger_.reports() != announced_) {
     announced_ = ledger_.reports();
     reported_.notify_all();
+    slice_there_.notify_all();
   }
   if (armed_ && !signalled_ && ledger_.has_reports()) {
     signalled_ = eventfd_write(fd_, 1) == 0;
@@ -77,6 +79,17 @@ bool Scheduler::wait(Time until, std::uint64_t seen) {
   return something();
 }
 
+bool Scheduler::wait_slices(Ticket ticket, int count, Time until) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    ledger_.expire(Clock::now());
+    const int there = ledger_.slices_there(ticket);
+    if (there < 0 || there >= count) return there >= count;
+    if (ledger_.closed() || Clock::now() >= until) return false;
+    slice_there_.wait_until(lock, std::min(until, ledger_.next_deadline()));
+  }
+}
+
 std::uint64_t Scheduler::reports() const {
   const std::lock_guard lock(mutex_);
   return ledger_.reports();
@@ -116,6 +129,7 @@ void Scheduler::close() {
   copy_work_.notify_all();
   disk_work_.notify_all();
   reported_.notify_all();
+  slice_there_.notify_all();
 }
 
 // ---- executors ---------------------------------------------------------------------------------------------------
@@ -189,6 +203,14 @@ void Scheduler::set_waker(std::function<void()> waker) {
 bool Scheduler::closed() const {
   const std::lock_guard lock(mutex_);
   return ledger_.closed();
+}
+
+void Scheduler::finish(const Chunk& chunk, const PageStatus* status) {
+  const std::lock_guard lock(mutex_);
+  if (ledger_.abandoned()) return;
+  if (chunk.transfer->slices.cut()) slice_there_.notify_all();
+  ledger_.finish(chunk, status, Clock::now());
+  announce();
 }
 
 void Scheduler::finish(Transfer& transfer, int hop, std::span<const std::uint32_t> pages, const PageStatus* status,

@@ -32,6 +32,9 @@ class Scheduler {
   // polled it already). False: neither by `until`, or before the mover was closed.
   bool wait(Time until, std::uint64_t seen);
   std::uint64_t reports() const;
+  // Waits until `count` slices of a transfer are there. False: not by `until`, or there is no such transfer (any more),
+  // or it will never be whole.
+  bool wait_slices(Ticket ticket, int count, Time until);
   int fd() const { return fd_; }  // readable while armed and something waits to be polled
   void arm(bool on);
   std::size_t pending() const;
@@ -53,6 +56,7 @@ class Scheduler {
   Time before_reap(bool wants_work);
   void set_waker(std::function<void()> waker);  // null before what it wakes is gone
   bool closed() const;
+  void finish(const Chunk& chunk, const PageStatus* status);
   void finish(Transfer& transfer, int hop, std::span<const std::uint32_t> pages, const PageStatus* status,
               bool release_bytes = true);
   void landed(Lane lane, std::size_t pages);  // their I/O has ended, and others may begin; finish() tells how it went
@@ -66,7 +70,7 @@ class Scheduler {
   void wake_reaper();
 
   mutable std::mutex mutex_;
-  std::condition_variable copy_work_, disk_work_, reported_;
+  std::condition_variable copy_work_, disk_work_, reported_, slice_there_;
   Ledger ledger_;
   std::function<void()> waker_;
   bool waker_armed_ = false;

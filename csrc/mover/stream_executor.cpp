@@ -93,7 +93,7 @@ void StreamExecutor::abandon() {
     for (const unsigned place : lanes.under_way) {
       PageBatch& batch = lanes.batches[place];
       std::fill_n(batch.status, batch.chunk.count, PageStatus::kCancelled);
-      scheduler_.finish(*batch.chunk.transfer, batch.chunk.hop, {batch.chunk.pages, batch.chunk.count}, batch.status);
+      scheduler_.finish(batch.chunk, batch.status);
     }
   }
 }
@@ -112,7 +112,7 @@ bool StreamExecutor::reap(Lanes& lanes) {
     if (!copier_->ended(lanes.lane, place)) break;
     PageBatch& batch = lanes.batches[place];
     batch.conclude(host_);
-    scheduler_.finish(*batch.chunk.transfer, batch.chunk.hop, {batch.chunk.pages, batch.chunk.count}, batch.status);
+    scheduler_.finish(batch.chunk, batch.status);
     lanes.under_way.pop_front();
     lanes.free.push_back(place);
     any = true;
@@ -130,7 +130,7 @@ bool StreamExecutor::fill() {
     if (!scheduler_.take_copy_now(lanes.lane, copier_->batch_bytes(), &batch.chunk)) continue;
     lanes.free.pop_back();
     batch.prepare(host_, verify_host_);
-    copier_->start(lanes.lane, place, batch.copies(), batch.chunk.transfer->fence.get());
+    copier_->start(lanes.lane, place, batch.copies(), batch.range(), batch.chunk.transfer->fence.get());
     lanes.under_way.push_back(place);
     any = true;
   }

@@ -12,6 +12,7 @@
 #include "common/identity.hpp"
 #include "common/types.hpp"
 #include "mover/lane.hpp"
+#include "mover/slices.hpp"
 
 namespace kvtier {
 
@@ -36,6 +37,7 @@ struct Order {
   Priority priority = Priority::kDemand;
   Time deadline = kNever;
   std::shared_ptr<DeviceFence> fence{};  // what its copies on the device come after; null: nothing
+  std::span<const std::size_t> cuts{};   // of host → device alone: see Slices; empty: whole pages
 };
 
 // Adds up the time during which at least one of several overlapping pieces of work ran.
@@ -58,8 +60,8 @@ class BusyMeter {
 
 struct Transfer;
 
-// One hop of one transfer: what a lane queues. `ready[head..]` are the pages that this hop may take now; a page
-// enters it once, so it never wraps.
+// One hop of one transfer: what a lane queues. `ready[head..]` is what this hop may take now: pages, each of which
+// enters it once, so that it never wraps; of a transfer in slices slice · count + page.
 struct Hop {
   Transfer* transfer = nullptr;
   int index = 0;  // within the transfer
@@ -67,7 +69,7 @@ struct Hop {
   int heap_index = -1;  // place in the lane's queue, -1: not queued
   std::vector<std::uint32_t> ready;
   std::size_t head = 0;
-  std::uint32_t in_flight = 0;  // pages an executor holds
+  std::uint32_t in_flight = 0;  // of these, what an executor holds
   std::uint32_t unsettled = 0;  // pages without a status
   std::uint64_t bytes = 0;      // moved with status OK
   std::uint64_t carried = 0;    // moved, also where nobody wanted it any more
@@ -97,6 +99,7 @@ struct Transfer {
   std::size_t identity_words = 0;
   std::vector<PageStatus> status;  // [hop_count][count]
   std::uint32_t unsettled = 0;
+  Slices slices;  // of its one hop, if it is cut
 
   // kPending while it runs; kCancelled or kOverdue once no further hop of it may start. Executors read it
   // without the ledger's lock.
@@ -124,12 +127,13 @@ inline bool serves_before(const Hop& a, const Hop& b) {
   return x.sequence < y.sequence;
 }
 
-// Pages of one hop that an executor has taken and must finish.
+// Pages of one hop, or one slice of them, that an executor has taken and must finish.
 struct Chunk {
   static constexpr std::uint32_t kMaxPages = 64;
   Transfer* transfer = nullptr;
   int hop = 0;
   Lane lane = Lane::kOffload;
+  std::uint32_t slice = 0;
   std::uint32_t count = 0;
   std::uint32_t pages[kMaxPages];
 };

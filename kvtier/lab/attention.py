@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["ATTENTION_NAME", "KVPool", "PagedStep", "register"]
 
@@ -57,6 +57,7 @@ class PagedStep:
     targets: torch.Tensor  # int64 [2 * kv_heads * (last - first)]: rows of KVPool's token view, K first
     contexts: tuple[_Context, ...]
     mask: torch.Tensor | None  # prefill: additive [width, keys]; decode: none, every row has its own context
+    arrival: Callable[[int], None] | None = None  # called with each layer before it is read, where it may not be there
 
 
 class KVPool:
@@ -90,10 +91,19 @@ class KVPool:
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.tensors)
 
-    def prefill_step(self, table: Table, start: int, width: int, cached: int, end: int) -> PagedStep:
+    def prefill_step(
+        self,
+        table: Table,
+        start: int,
+        width: int,
+        cached: int,
+        end: int,
+        arrival: Callable[[int], None] | None = None,
+    ) -> PagedStep:
         """The step of one chunk: rows are positions [start, start + width) of one sequence.
 
         Positions below ``cached`` are phantom, those from ``end`` on padding; the table must cover ``end`` tokens.
+        ``arrival`` is called with each layer before its cached K/V is read; what it raises ends the pass.
         """
         if not 0 <= start <= cached < end <= start + width:
             raise ValueError(f"chunk [{start}, {start + width}) cannot compute tokens {cached} to {end}")
@@ -107,7 +117,7 @@ class KVPool:
         mask.masked_fill_(column[None, :] > row[:, None], float("-inf"))
         self._reserve(context)
         targets = self._targets(blocks, positions % self.block_size)
-        return PagedStep(self, cached - start, end - start, targets, (context,), mask)
+        return PagedStep(self, cached - start, end - start, targets, (context,), mask, arrival)
 
     def decode_step(self, tables: Sequence[Table], positions: npt.NDArray[np.int64]) -> PagedStep:
         """The step of one token for each of several sequences; row i is position ``positions[i]`` of sequence i."""
@@ -176,6 +186,8 @@ def paged_attention(
             raise ValueError(f"{name}: the model's attention uses it; only plain full attention is supported")
     pool, layer = step.pool, int(module.layer_idx)
     pool.write(layer, step, key[0], value[0])
+    if step.arrival is not None:
+        step.arrival(layer)
     if step.mask is not None:
         keys, values = pool.read(layer, step.contexts[0])
         out = functional.scaled_dot_product_attention(

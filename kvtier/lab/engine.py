@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from kvtier.lab.arrival import Arrival, NotThereError
 from kvtier.lab.request import OnToken, Phase, Request, Result
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class LabEngine:
         self.keep_logits, self.stall_seconds = keep_logits, stall_seconds
         self.clock = time.perf_counter
         manager.can_split()
+        manager.can_wait_for_layers()
         self.steps = 0
         self._waiting: deque[Request] = deque()
         self._active: list[Request] = []  # in order of admission: LOADING, PREFILL, DECODE
@@ -227,6 +229,8 @@ class LabEngine:
         request.preempted, request.phase, request.stalled_since = False, Phase.LOADING, None
         if manager.ready(rid):  # all of it is on the device; anything else is heard of by poll
             self._begin(request, request.promised, request.promised_by_tier)
+        elif len(request.tokens) - request.promised > min(request.generated, 1):  # else the rest is decoded
+            request.arriving = manager.comes_by_layer(rid)
         return True
 
     def _begin(self, request: Request, computed: int, by_tier: dict[str, int]) -> None:
@@ -273,7 +277,23 @@ class LabEngine:
                 if self._cover(request, end):
                     self._prefill_chunk(request, start, end)
                     return True
+        if all(request.phase is Phase.LOADING for request in self._active):  # else the others' work hides the load
+            for request in self._active:
+                if request.arriving:
+                    return self._prefill_early(request)
         return False
+
+    def _prefill_early(self, request: Request) -> bool:
+        """The first chunk behind a prefix that comes by layers, each computed as soon as its K/V is there."""
+        request.arriving, request.computed = False, request.promised
+        request.table = self.manager.block_table(request.request_id)
+        start = request.computed // self.chunk_tokens * self.chunk_tokens
+        end = min(start + self.chunk_tokens, len(request.tokens))
+        try:
+            self._prefill_chunk(request, start, end, Arrival(self.manager, request.request_id, self.clock))
+        except NotThereError:  # poll says what is, and it is computed again from there
+            return False
+        return True
 
     def _skip(self, request: Request) -> None:
         """Go on behind what was loaded while the front was computed."""
@@ -287,27 +307,36 @@ class LabEngine:
         request.computed = loaded.num_computed_tokens
         request.table = self.manager.block_table(request.request_id)
 
-    def _prefill_chunk(self, request: Request, start: int, end: int) -> None:
+    def _prefill_chunk(self, request: Request, start: int, end: int, arrival: Arrival | None = None) -> None:
         began, width, device = self.clock(), self.chunk_tokens, self.pool.device
         tokens = np.zeros(width, np.int64)
         tokens[: end - start] = request.tokens[start:end]
         # Padding keeps its own position, so it must stay within the model's table of positions.
         positions = np.minimum(np.arange(start, start + width), self.model.context_limit - 1)
-        step = self.pool.prefill_step(request.table, start, width, request.computed, end)
+        step = self.pool.prefill_step(request.table, start, width, request.computed, end, arrival)
         last = end == len(request.tokens)
         rows = torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device)
         logits = self.model.forward(*rows, step, end - 1 - start if last else None)
         token = int(logits[0].argmax()) if logits is not None else -1
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # else only the launch would be timed
+        waited = 0.0 if arrival is None else arrival.waited
+        self.manager.observe_prefill(width, start, self.clock() - began - waited, request.request_id)
+        if arrival is not None and not self._has_arrived(request):
+            return
         now = self.clock()
-        self.manager.observe_prefill(width, start, now - began, request.request_id)
         self._computed(request, end)
         if logits is not None:
             if self.keep_logits and request.generated == 0:
                 request.result.first_logits = logits[0].float().cpu().numpy()
             request.phase = Phase.DECODE
             self._emit(request, token, now)
+
+    def _has_arrived(self, request: Request) -> bool:
+        """Whether the cache says, now that the pass has ended, that all it promised is there; else the pass is void."""
+        promised = request.promised
+        self._take_loaded(0.0)
+        return request.phase is Phase.PREFILL and request.computed == promised
 
     # ---- bookkeeping ---------------------------------------------------------------------------------------------
 

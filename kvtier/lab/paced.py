@@ -18,9 +18,13 @@ from kvtier.lab.model import LAYOUT
 from kvtier.namespace import Namespace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvtier.lab.attention import PagedStep
 
 __all__ = ["PacedModel"]
+
+_ASKING_S = 5e-5  # an answer that took longer was waited for
 
 
 @dataclass(slots=True)
@@ -71,5 +75,17 @@ class PacedModel:
         began = time.perf_counter()
         rows = len(tokens)  # with padding, as a real pass computes it
         seconds = self.pass_s + rows * self.token_s + rows * int(positions[0]) * self.pair_s
-        time.sleep(max(0.0, seconds - (time.perf_counter() - began)))
+        if step.arrival is None:
+            time.sleep(max(0.0, seconds - (time.perf_counter() - began)))
+        else:
+            self._by_layer(step.arrival, began, seconds / self.layers)
         return None if logits is None else torch.zeros(rows if logits < 0 else 1, 8)
+
+    def _by_layer(self, arrival: Callable[[int], None], now: float, each: float) -> None:
+        """A layer begins when the one before has ended and its K/V is there."""
+        for layer in range(self.layers):
+            asked = time.perf_counter()
+            arrival(layer)
+            there = time.perf_counter()
+            now = (max(now, there) if there - asked > _ASKING_S else now) + each
+            time.sleep(max(0.0, now - there))

@@ -48,6 +48,7 @@ class Request:
     told: int = 0  # tokens that the cache manager knows of
     table: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     promised: int = 0
+    arriving: bool = False  # the promised prefix comes by layers, and a pass may begin while it does
     promised_by_tier: dict[str, int] = field(default_factory=dict)
     stalled_since: float | None = None
     result: Result = field(init=False)

@@ -41,6 +41,7 @@ _CALLS = (
     *("arrive", "again", "start", "grow", "compute", "append", "free", "preempt", "resume", "poll", "wait"),
     *("hint", "expect", "reorder", "dismiss", "measure", "locate", "evict", "flush", "invalidate", "reset"),
 )
+_LAYERS = 4
 _PARENT = slice(32, 64)  # of an identity: the digest of the block before
 _ADAPTER = bytes(range(32))
 _SPACES: list[dict[str, Any]] = [{}, {"salt": "a"}, {"salt": "b"}, {"adapter": _ADAPTER}]
@@ -53,6 +54,8 @@ class _Geometry:
 
     block_size: int = BLOCK
     dtype: str = "bfloat16"
+    layers: int = _LAYERS
+    payload_bytes: int = _LAYERS << 18  # so large that any load is worth cutting
 
 
 class SimulatedEngine:
@@ -106,6 +109,7 @@ class SimulatedEngine:
         )
         if setup.splits:
             self.manager.can_split()
+        self.manager.can_wait_for_layers()
         self.catalog = self.manager.catalog
         self.counts["pages adopted"] += self.manager.adopted
 
@@ -157,7 +161,19 @@ class SimulatedEngine:
         request.deadline = self.plane.clock.now + self.setup.load_seconds
         if self.manager.ready(request.name):
             self._ready(request, request.promised)
+        elif self.manager.comes_by_layer(request.name):
+            self._wait_for_layers(request)
         return True
+
+    def _wait_for_layers(self, request: Request) -> None:
+        """As a pass would beside the load: what is said to be there must be."""
+        if not self.manager.wait_for_layer(request.name, _LAYERS - 1):
+            return
+        self.counts["came by layers"] += 1
+        wanted = request.contents(request.promised // BLOCK)
+        slots = self.manager.block_table(request.name)[: len(wanted)].tolist()
+        if [self.plane.content[Tier.DEVICE][slot] for slot in slots] != wanted:
+            raise ViolationError(f"{request.name} was told that all layers are there, and its slots hold something else")
 
     def _allocate(self, name: str, tokens: int) -> object:
         use = self.catalog.usage(Tier.DEVICE)

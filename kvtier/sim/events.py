@@ -139,6 +139,12 @@ class EventPlane:
         self.expire()
         return bool(self._inbox)
 
+    def wait_for_slices(self, ticket: int, count: int, timeout: float) -> bool:
+        """Pages move whole here: all slices are there when all pages are."""
+        self.step(_HURRY)
+        said = [done.status for done in self._inbox if done.ticket == ticket and done.final]
+        return bool(said) and bool((said[0] == OK).all())
+
     def pending(self) -> int:
         return len(self._unheard)
 

@@ -114,6 +114,9 @@ class SimulatedPlane:
         self.step(8)
         return bool(self._reports)
 
+    def wait_for_slices(self, ticket: int, count: int, timeout: float) -> bool:
+        return False
+
     def pending(self) -> int:
         return len(self._running) + len(self._reports)
 

@@ -210,6 +210,13 @@ TEST_CASE("a page scattered fills its slot's segments and touches no other byte"
     CHECK(
         scatter_verified(arena.page(0), *verified.pool, 1, kKey, checksum(page.data(), payload, kKey), arena.page(0)));
     CHECK(verified.memory == want.memory);
+    Device ranges(shape);  // the same in ranges that begin anywhere, the last one first
+    for (std::size_t end = payload; end > 0;) {
+      const std::size_t begin = end > payload / 3 + 1 ? end - payload / 3 - 1 : 0;
+      scatter(arena.page(0), *ranges.pool, 1, ByteRange{begin, end});
+      end = begin;
+    }
+    CHECK(ranges.memory == want.memory);
   }
 }
 

@@ -68,7 +68,8 @@ struct DeviceRig {
     return static_cast<std::byte>(name * 37 + at * 11 + at / 251);
   }
 
-  Submit submit(Ticket ticket, std::vector<Tier> path, const std::vector<Slot>& from, const std::vector<Slot>& to) {
+  Submit submit(Ticket ticket, std::vector<Tier> path, const std::vector<Slot>& from, const std::vector<Slot>& to,
+                std::vector<std::size_t> cuts = {}) {
     std::vector<Slot> slots(from);
     slots.insert(slots.end(), to.begin(), to.end());
     std::vector<std::uint32_t> names(from.begin(), from.end());
@@ -80,6 +81,7 @@ struct DeviceRig {
     order.count = static_cast<std::uint32_t>(from.size());
     order.identities = ids.data();
     order.identity_bytes = kIdBytes;
+    order.cuts = cuts;
     return mover->submit(order, reinterpret_cast<std::uintptr_t>(engine));
   }
   Completion next(Ticket ticket) {
@@ -150,8 +152,10 @@ bool play(DeviceRig& rig) {
     rig.runtime->hold(rig.engine, false);
     right &= hop(rig.next(ticket), 0) == all(PageStatus::kOk, 12) && rig.host_has(pages, 100 * turn, sources);
     rig.runtime->hold(rig.engine);
-    rig.queue_read(others);  // the last reader of what is loaded over
-    if (rig.submit(ticket + 1, {H, D}, pages, others) != Submit::kAccepted) return false;
+    rig.queue_read(others);         // the last reader of what is loaded over
+    std::vector<std::size_t> cuts;  // once by layers, which end within the pool's segments
+    if (turn == 1) cuts = {16, 3 * rig.part / 32 * 16, 3 * rig.part};
+    if (rig.submit(ticket + 1, {H, D}, pages, others, cuts) != Submit::kAccepted) return false;
     rig.runtime->hold(rig.engine, false);
     right &= hop(rig.next(ticket + 1), 0) == all(PageStatus::kOk, 12);
     for (std::size_t i = 0; i < others.size(); ++i) right &= rig.has(others[i], 100 * turn + sources[i]);

@@ -20,10 +20,10 @@ struct Desk {
     return options;
   }
   Submit submit(Ticket ticket, std::vector<Tier> path, std::uint32_t count, Priority priority = Priority::kDemand,
-                Time deadline = kNever) {
+                Time deadline = kNever, std::vector<std::size_t> cuts = {}) {
     const std::vector<Slot> slots(path.size() * count);
     const std::vector<std::byte> ids(kIdBytes * count);
-    return ledger.submit({ticket, path, slots.data(), count, ids.data(), kIdBytes, priority, deadline}, now);
+    return ledger.submit({ticket, path, slots.data(), count, ids.data(), kIdBytes, priority, deadline, {}, cuts}, now);
   }
   Chunk take(std::span<const Lane> lanes, std::uint32_t most = Chunk::kMaxPages) {
     Chunk chunk;
@@ -39,8 +39,7 @@ struct Desk {
   }
   void finish(const Chunk& chunk, PageStatus status) {
     const std::vector<PageStatus> statuses(chunk.count, status);
-    ledger.release_bytes(chunk.lane, chunk.count);
-    ledger.finish(*chunk.transfer, chunk.hop, {chunk.pages, chunk.count}, statuses.data(), now);
+    ledger.finish(chunk, statuses.data(), now);
   }
   std::vector<Completion> poll() {
     std::vector<Completion> out;
@@ -297,6 +296,50 @@ TEST_CASE("a disk out of service fails queued and new disk hops at once and leav
   CHECK(hop(done[3], 0) == all(offline, 2));
 }
 
+TEST_CASE("of a transfer in slices a slice of all pages goes before the next of any, and is there when all of it is") {
+  Desk desk;
+  desk.submit(1, {H, D}, 3, Priority::kDemand, kNever, {16, 48, kPage});
+  CHECK(desk.ledger.slices_there(1) == 0);
+  const Chunk first = desk.take(kCopyLanes, 2), second = desk.take(kCopyLanes), third = desk.take(kCopyLanes);
+  CHECK((first.slice == 0 && first.count == 2 && first.pages[1] == 1));
+  CHECK((second.slice == 0 && second.count == 1 && second.pages[0] == 2));
+  CHECK((third.slice == 1 && third.count == 3 && third.pages[0] == 0));
+  CHECK(desk.ledger.stats(Lane::kOnboard).bytes_in_flight == 3 * 16 + 3 * 32);
+  desk.finish(third, PageStatus::kOk);
+  desk.finish(first, PageStatus::kOk);
+  CHECK(desk.ledger.slices_there(1) == 0);
+  desk.finish(second, PageStatus::kOk);
+  CHECK(desk.ledger.slices_there(1) == 2);
+  CHECK(desk.poll().empty());
+  CHECK(desk.taken(kCopyLanes) == 1);
+  CHECK(desk.ledger.slices_there(1) == 3);
+  const std::vector<Completion> told = desk.poll();
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].status == std::vector<PageStatus>(3, PageStatus::kOk));
+  CHECK((told[0].hops[0].bytes == 3 * kPage && told[0].hops[0].carried == 3 * kPage));
+  CHECK(desk.ledger.slices_there(1) == -1);
+  CHECK(desk.ledger.stats(Lane::kOnboard).bytes_in_flight == 0);
+}
+
+TEST_CASE("a page of which one slice failed or was cancelled is not there, and is told when no copy can touch it") {
+  Desk desk;
+  desk.submit(1, {H, D}, 2, Priority::kDemand, kNever, {16, kPage});
+  const Chunk first = desk.take(kCopyLanes, 1), second = desk.take(kCopyLanes, 1);
+  desk.finish(first, PageStatus::kCorrupt);
+  CHECK(desk.ledger.slices_there(1) == -1);
+  const Chunk last = desk.take(kCopyLanes, 1);
+  CHECK((last.slice == 1 && last.pages[0] == 0));
+  desk.ledger.cancel(1, desk.now);
+  CHECK(desk.poll().empty());  // copies of both pages are under way
+  desk.finish(last, PageStatus::kOk);
+  CHECK(desk.poll().empty());
+  desk.finish(second, PageStatus::kOk);
+  const std::vector<Completion> told = desk.poll();
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].final);
+  CHECK(told[0].status == std::vector<PageStatus>{PageStatus::kCorrupt, PageStatus::kCancelled});
+}
+
 TEST_CASE("whatever happens in whatever order, every ticket is settled once and nothing is left over") {
   const std::vector<std::vector<Tier>> paths{{D, H}, {H, D}, {H, S}, {S, H}, {S, H, D}, {D, H, S}};
   for (std::uint32_t seed = 1; seed <= 60; ++seed) {
@@ -339,7 +382,11 @@ TEST_CASE("whatever happens in whatever order, every ticket is settled once and 
     for (Ticket ticket = 1; ticket < 400; ++ticket) {
       desk.now += std::chrono::milliseconds(below(50));
       const Time deadline = below(3) == 0 ? desk.now + std::chrono::milliseconds(below(500)) : kNever;
-      if (desk.submit(ticket, paths[below(6)], below(12), static_cast<Priority>(below(3)), deadline) ==
+      const std::uint32_t way = below(6);
+      std::vector<std::size_t> cuts;
+      if (way == 1 && below(2) == 0)
+        cuts = below(2) == 0 ? std::vector<std::size_t>{16, 48, kPage} : std::vector{kPage};
+      if (desk.submit(ticket, paths[way], below(12), static_cast<Priority>(below(3)), deadline, cuts) ==
           Submit::kAccepted) {
         open.insert(ticket);
       }

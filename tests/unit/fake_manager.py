@@ -57,6 +57,12 @@ class FakeManager:
     def can_split(self):
         pass
 
+    def can_wait_for_layers(self):
+        pass
+
+    def comes_by_layer(self, request_id):
+        return False
+
     def skip(self, request_id):
         return None
 

@@ -63,11 +63,12 @@ class Rig:
         names: npt.ArrayLike,
         priority: Priority = Priority.DEMAND,
         deadline: float = 0.0,
+        cuts: tuple[int, ...] = (),
     ) -> int:
         """The ticket; 0 when it was refused."""
         self.tickets += 1
         transfer = Transfer(
-            self.tickets, path, np.ascontiguousarray(slots, np.uint32), identities(names), priority, deadline
+            self.tickets, path, np.ascontiguousarray(slots, np.uint32), identities(names), priority, deadline, cuts
         )
         return self.tickets if self.mover.submit(transfer) else 0
 

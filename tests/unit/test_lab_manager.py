@@ -129,6 +129,34 @@ def test_a_hit_of_any_length_gives_the_bytes_of_a_cold_run(model):
             assert warm.tokens == cold.tokens
 
 
+@pytest.mark.parametrize("what", ["all comes", "a layer does not come", "it is taken back at the end"])
+def test_a_pass_beside_the_load_gives_the_bytes_of_a_cold_run_or_is_void(model, monkeypatch, what):
+    monkeypatch.setattr("kvtier.layers._SLICE_BYTES", 1)  # pages of a model this small are not worth cutting
+    tokens = document(model, 77, 2)
+    with Rig(model) as rig:
+        cold = rig.one(tokens)
+        rig.empty_above(Tier.HOST, tokens[:72])
+        wait, asked = rig.manager.wait_for_layer, []
+
+        def wait_for_layer(request_id, layer):
+            asked.append(layer)
+            there = wait(request_id, layer)
+            if what == "it is taken back at the end" and layer == model.layers - 1:
+                rig.manager.reset()
+            return there and (what != "a layer does not come" or layer == 0)
+
+        monkeypatch.setattr(rig.manager, "wait_for_layer", wait_for_layer)
+        warm = rig.one(tokens)
+        assert asked == list(range(model.layers))
+        taken_back = what == "it is taken back at the end"
+        assert warm.tokens_by_tier["host"] == (0 if taken_back else 72)
+        assert warm.lost_tokens == (72 if taken_back else 0)
+        assert warm.computed_tokens == (77 if taken_back else 5) + len(warm.tokens) - 1
+        assert np.array_equal(warm.first_logits, cold.first_logits)
+        assert warm.tokens == cold.tokens
+        rig.assert_nothing_is_held()
+
+
 def test_sequences_in_a_batch_equal_each_alone(model):
     prompts = [document(model, n, 3, n) for n in (5, 8, 33, 64, 70, 17)]
     with Rig(model) as rig:

@@ -275,6 +275,9 @@ def test_an_order_that_makes_no_sense_is_refused_whole(tmp_path: Path) -> None:
             "device -> disk": good._replace(path=(DEVICE, DISK)),
             "host slot 64": good._replace(slots=np.array([[64], [0]], np.uint32)),
             "slots has shape": good._replace(slots=np.zeros((2, 2), np.uint32)),
+            "cuts: path = host -> disk": good._replace(path=(HOST, DISK), cuts=(10_000,)),
+            "cuts: 24 after 16": good._replace(cuts=(16, 24, 10_000)),
+            "cuts: 4096 after 0": good._replace(cuts=(4096,)),
             "identities: 120 bytes": good._replace(identities=np.zeros((1, 120), np.uint8)),
         }
         for text, transfer in bad.items():
@@ -284,6 +287,33 @@ def test_an_order_that_makes_no_sense_is_refused_whole(tmp_path: Path) -> None:
         r.mover.submit(good)
         with pytest.raises(ValueError, match="still in use"):
             r.mover.submit(good)
+
+
+def test_a_load_in_slices_brings_the_same_bytes_and_tells_of_each_slice(tmp_path: Path, seed: int) -> None:
+    with rig(tmp_path) as r:
+        pages = r.store(8, seed)
+        assert (r.move((DISK, HOST), [span(0, 8), span(0, 8)], range(8)) == OK).all()
+        r.memory[:] = 0
+        payload = r.memory.shape[1]
+        ticket = r.submit((HOST, DEVICE), [span(0, 8), span(8, 8)], range(8), cuts=(16, 4096, payload))
+        assert r.mover.wait_for_slices(ticket, 2, 60.0)
+        assert (r.memory[8:16, :4096] == pages[:, :4096]).all()
+        assert r.mover.wait_for_slices(ticket, 3, 60.0)
+        assert (r.memory[8:16] == pages).all()
+        done = r.next(ticket)
+        assert (done.status == OK).all()
+        assert done.hops[0].carried == done.hops[0].bytes == 8 * payload
+        assert not r.mover.wait_for_slices(ticket, 1, 60.0), "nobody knows of a transfer that was polled to its end"
+        assert not r.mover.wait_for_slices(999, 1, 60.0)
+
+
+def test_waiting_for_slices_ends_with_the_load(tmp_path: Path, seed: int) -> None:
+    with rig(tmp_path, verify_host=True) as r:
+        r.store(4, seed)
+        r.move((DISK, HOST), [span(0, 4), span(0, 4)], range(4))
+        ticket = r.submit((HOST, DEVICE), [span(0, 4), span(8, 4)], [0, 1, 99, 3], cuts=(4096, r.memory.shape[1]))
+        assert not r.mover.wait_for_slices(ticket, 2, 60.0), "a page of it is another than was asked for"
+        assert r.next(ticket).status[0].tolist() == [OK, OK, _core.PageStatus.CORRUPT, OK]
 
 
 def test_tiers_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -99,6 +99,16 @@ class TimedPlane:
             self.now = max(self.now, end)
         return bool(self.reports)
 
+    def wait_for_slices(self, ticket, count, timeout):
+        """Pages move whole here: all slices are there when all pages are."""
+        end = self.now + timeout
+        while ticket in self.jobs and self._step(end):
+            pass
+        if ticket in self.jobs:
+            self.now = max(self.now, end)
+        done = next((done for done in self.reports if done.ticket == ticket and done.final), None)
+        return done is not None and bool((done.status == PageStatus.OK).all())
+
     def pending(self):
         return len(self.jobs) + len(self.reports)
 

@@ -183,7 +183,8 @@ TEST_CASE("ranges of layers, one after the other, make the page, and their sums 
     PageLaunch launch;
     for (std::size_t first = 0, last; first < pool.segments.size(); first = last, ++ranges) {
       last = std::min(first + up_to(random, 4), pool.segments.size());
-      launch = batch.with_pages(shape.range(shape.table().data(), first, last, batch.sums.get()));
+      const ByteRange range{shape.table()[first].first, shape.table()[last].first};
+      launch = batch.with_pages(shape.range(shape.table().data(), range, batch.sums.get()));
       run_on_cpu(shape.kernel(Way::kGather), launch, batch.blocks);
       for (unsigned i = 0; i < batch.slots.size(); ++i) {
         const LaneSum part = page_sum(launch, batch.blocks, i);
