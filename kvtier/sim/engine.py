@@ -173,7 +173,7 @@ class SimulatedEngine:
         wanted = request.contents(request.promised // BLOCK)
         slots = self.manager.block_table(request.name)[: len(wanted)].tolist()
         if [self.plane.content[Tier.DEVICE][slot] for slot in slots] != wanted:
-            raise ViolationError(f"{request.name} was told that all layers are there, and its slots hold something else")
+            raise ViolationError(f"{request.name} was told that all layers are there; its slots hold other bytes")
 
     def _allocate(self, name: str, tokens: int) -> object:
         use = self.catalog.usage(Tier.DEVICE)
