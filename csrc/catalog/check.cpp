@@ -10,6 +10,13 @@ namespace {
 
 std::string name(const char* what, std::uint64_t number) { return std::string(what) + " " + std::to_string(number); }
 
+// What keeps a page from being evicted, in words.
+const char* keeper(const Page& page) {
+  if (page.pins() != 0) return "it is pinned";
+  if (!page.ready()) return "it is not ready";
+  return page.blocked != 0 ? "it has a continuation that stays" : "it is parked";
+}
+
 }  // namespace
 
 std::string Catalog::check() const {
@@ -95,7 +102,9 @@ std::string Catalog::check_transfers(std::vector<std::uint32_t>* pins) const {
         if (t >= 0) ++(*pins)[node * tiers + static_cast<std::size_t>(t)];
       }
     }
-    if (pending != transfer.pending) return name("ticket", transfer.ticket) + " miscounts what is pending";
+    if (pending != transfer.pending)
+      return name("ticket", transfer.ticket) + name(" counts", transfer.pending) + " settlements to come, and" +
+             name("", pending) + " are: one was taken twice or not at all";
     if (pending == 0) return name("ticket", transfer.ticket) + " has nothing pending and is still open";
   }
   if (open != transfers_.size()) return "transfers in use and free do not add up";
@@ -195,7 +204,7 @@ std::string Pages::check_order(int t) const {
     if (seen[node] || ++length > order.size()) return "the order runs in a circle";
     seen[node] = true;
     if (!page(t, node).evictable() || page(t, node).parked())
-      return name("page of node", node) + " is in the order and must not go";
+      return name("page of node", node) + " is in the order of eviction and must not go: " + keeper(page(t, node));
   }
   for (NodeId node = 0; node < trie_.max_nodes(); ++node) {
     evictable += page(t, node).evictable();

@@ -47,17 +47,21 @@ void FaultPlan::clear() {
   faults_.clear();
 }
 
-void FaultPlan::release() { ++released_; }
+void FaultPlan::release() {
+  const std::lock_guard lock(mutex_);
+  ++released_;
+}
 
 std::optional<FaultPlan::Fault> FaultPlan::next(On operation) {
   const std::lock_guard lock(mutex_);
   ++operations_;
   ++counts_[static_cast<int>(On::kAny)];
   ++counts_[static_cast<int>(operation)];
-  for (const Fault& fault : faults_) {
+  for (Fault fault : faults_) {
     if (fault.on != On::kAny && fault.on != operation) continue;
     const std::uint64_t n = counts_[static_cast<int>(fault.on)];
     if (n < fault.first || n - fault.first >= fault.count || !can_have(operation, fault.kind)) continue;
+    fault.released = released_;
     ++fired_;
     return fault;
   }
@@ -76,8 +80,7 @@ bool FaultPlan::has(Kind kind) const {
 
 void FaultPlan::sleep(const Fault& delay) const {
   if (delay.value != kForever) return std::this_thread::sleep_for(std::chrono::nanoseconds(delay.value));
-  const std::uint64_t before = released();
-  while (released() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (released() == delay.released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 void use_faults(std::shared_ptr<FaultPlan> plan) {

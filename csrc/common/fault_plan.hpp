@@ -36,6 +36,8 @@ class FaultPlan {
     std::uint64_t first;  // the n-th operation of that sort, counted from 1
     std::uint64_t count;  // how many from there on
     std::uint64_t value;
+    // Told by next(): the releases before it. Whoever sees that the fault fired, and releases, is later.
+    std::uint64_t released = 0;
   };
 
   void add(const Fault& fault);

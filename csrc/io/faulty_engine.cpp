@@ -72,7 +72,7 @@ class FaultyEngine final : public FileEngine {
 
   struct Held {
     IoRequest request;
-    std::uint64_t released;  // FaultPlan::released() when it was held back
+    std::uint64_t released;  // how often everything had been released when it was held back
     std::optional<steady_clock::time_point> due;
   };
   // What is to be done when the operation has ended.
@@ -94,7 +94,7 @@ class FaultyEngine final : public FileEngine {
         spoiled_.push_back({request, fault});
         return start(request);
       case Kind::kDelay:
-        held_.push_back({request, plan_->released(), due(fault.value)});
+        held_.push_back({request, fault.released, due(fault.value)});
         return true;
       case Kind::kTorn:
         other.length = fault.value % request.length;

@@ -34,7 +34,9 @@ def generation_of(identity: bytes) -> int:
 def told_apart(held: Content, wanted: bytes) -> str:
     """In what the content of a slot differs from what it should be, in words; both begin with an identity."""
     if held is None or len(held) != len(wanted):
-        return "nothing whole" if held is None or held is TORN else "what was never cached"
+        if held is TORN:
+            return "bytes that are being written, or were when that was broken off"
+        return "no page" if held is None else "what was never cached"
     if space_of(held) != space_of(wanted):
         return "bytes of another namespace"
     if generation_of(held) != generation_of(wanted):

@@ -43,6 +43,13 @@ class _Running:
     reported: bool = False
     work: list[int] = field(default_factory=list)
 
+    def uses(self, place: int) -> npt.NDArray[np.bool_]:
+        """Of which pages the slot at this place of the path may still be written, or read: a hop that will not run any
+        more touches neither of its ends, whatever the hops before it do."""
+        waits = np.pad(self.status == PageStatus.PENDING, ((1, 1), (0, 0)))  # no hop before the path, none behind it
+        used: npt.NDArray[np.bool_] = waits[place] | waits[place + 1]
+        return used
+
     @property
     def done(self) -> bool:
         return bool((self.status != PageStatus.PENDING).all())
@@ -84,10 +91,10 @@ class SimulatedPlane:
     def _claim(self, transfer: Transfer) -> None:
         """A destination of one transfer may be no source and no destination of another's page that still runs."""
         for running in self._running.values():
-            runs = (running.status == PageStatus.PENDING).any(axis=0)
-            for tier, slots in zip(transfer.path[1:], transfer.slots[1:], strict=True):
-                for other, theirs in zip(running.transfer.path, running.transfer.slots, strict=True):
-                    if tier == other and len(shared := np.intersect1d(slots, theirs[runs])):
+            for place, (used, theirs) in enumerate(zip(running.transfer.path, running.transfer.slots, strict=True)):
+                busy = theirs[running.uses(place)]
+                for tier, slots in zip(transfer.path[1:], transfer.slots[1:], strict=True):
+                    if tier == used and len(shared := np.intersect1d(slots, busy)):
                         raise ViolationError(
                             f"{tier.name} slot {shared[0]} given to transfer {transfer.ticket} "
                             f"while {running.transfer.ticket} uses it"

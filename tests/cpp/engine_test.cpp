@@ -231,6 +231,19 @@ TEST_CASE("chosen operations fail as they were told to, and the others do not") 
   CHECK(run(false) == kWhole);
 }
 
+TEST_CASE("a release counts from the moment that the fault is known to have fired") {
+  FaultPlan plan;
+  plan.add({FaultPlan::Kind::kDelay, FaultPlan::On::kRead, 1, 2, FaultPlan::kForever});
+  for (int i = 0; i < 2; ++i) {  // the second is not let go by what was said before it
+    const auto fault = plan.next(FaultPlan::On::kRead);
+    REQUIRE(fault.has_value());
+    CHECK(plan.fired() == i + 1);
+    CHECK(plan.released() == fault->released);
+    plan.release();
+    plan.sleep(*fault);  // for ever, if the release came too early
+  }
+}
+
 TEST_CASE("the probe says what works, and refuses what is no disk") {
   TempDir dir;
   const IoProbe found = probe(dir.path());

@@ -13,11 +13,11 @@ import pytest
 
 from kvtier.catalog import Tier
 from kvtier.config import CacheConfig
-from kvtier.messages import Transfer
+from kvtier.messages import Priority, Transfer
 from kvtier.namespace import chain_digests
 from kvtier.offload import OffloadManager
 from kvtier.relay import RankPlane, RelayPlane
-from kvtier.sim.plane import Faults, SimulatedPlane
+from kvtier.sim.plane import Faults, SimulatedPlane, ViolationError
 
 BLOCK = 4
 
@@ -298,3 +298,24 @@ def test_the_engine_reads_its_own_bytes_only(seed, write, ranks, capacity, fault
         engine.step()
     engine.finish()
     assert engine.seen["loaded"]
+
+
+def test_a_slot_is_used_by_the_hops_that_may_still_touch_it_and_by_no_other():
+    plane = SimulatedPlane({Tier.DEVICE: 2, Tier.HOST: 2, Tier.DISK: 2}, seed=1)
+    up, down = (Tier.DISK, Tier.HOST, Tier.DEVICE), (Tier.DEVICE, Tier.HOST)
+    names = np.zeros((1, 128), np.uint8)
+    plane.content[Tier.DISK][0] = plane.content[Tier.DISK][1] = names[0, :32].tobytes()
+
+    def order(ticket, path, *slots):
+        transfer = Transfer(ticket, path, np.array(slots, np.uint32)[:, None], names, Priority.DEMAND, 0.0)
+        assert plane.submit(transfer)
+
+    order(1, up, 0, 0, 0)
+    with pytest.raises(ViolationError, match="DEVICE slot 0 given to transfer 2"):
+        order(2, up, 1, 1, 0)
+    plane.cancel(1)
+    plane._report(1)  # early: the device's block will not be written; the host's slot still may be
+    assert [report.final for report in plane._reports] == [False]
+    order(2, up, 1, 1, 0)
+    with pytest.raises(ViolationError, match="HOST slot 0 given to transfer 3"):
+        order(3, down, 1, 0)

@@ -52,7 +52,8 @@ class Rig:
             None if pool is None else SimpleNamespace(native=pool, cuda=None)
             for pool in (self.device, self.host, self.disk)
         ]
-        self.mover = Mover(*pools, faults=self.faults, **options)
+        # Held back by a test, or by a busy machine, is not hung.
+        self.mover = Mover(*pools, faults=self.faults, **({"io_limit_s": PATIENCE} | options))
         self.tickets = 0
         self.reported: list[Completion] = []
 
