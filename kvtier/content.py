@@ -119,6 +119,12 @@ def _checked(index: int, span: Media, first: int) -> Media:
 
 def as_tokens(tokens: Iterable[int] | npt.NDArray[np.integer], field_name: str = "tokens") -> TokenIds:
     """Token ids as uint32; ValueError names the first one that is not a token id."""
+    if isinstance(tokens, list):
+        try:
+            if bool not in map(type, tokens):
+                return np.frombuffer(array("I", tokens), np.uint32)
+        except (TypeError, OverflowError):
+            pass  # to be named below
     ids = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))
     if ids.size == 0:
         return np.empty(0, np.uint32)

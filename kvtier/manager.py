@@ -252,6 +252,7 @@ class CacheManager:
         """End the request, in whatever state it is. What it computed stays cached; an unknown id is no error."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
+            self.placement.store_computed()  # nothing else holds these blocks on the device from now on
             self._loader.withdraw(sequence)
 
     def _let_go(self, request_id: str) -> None:
@@ -408,6 +409,7 @@ class CacheManager:
     def flush(self, timeout: float = 60.0) -> bool:
         """Wait until nothing is under way, stores included; False when ``timeout`` seconds were not enough."""
         end = self._clock() + timeout
+        self.placement.store_computed()
         self.poll()
         while self.placement.under_way:
             left = end - self._clock()

@@ -120,6 +120,8 @@ class Completion(NamedTuple):
     submitted_s: float
     finished_s: float
     """When the data plane settled the last page, whenever that was polled; on ``time.monotonic()``'s clock."""
+    whole: bool = False
+    """Every page is OK on every hop, so that nobody needs to look. False: look."""
 
 
 class Hello(NamedTuple):

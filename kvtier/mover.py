@@ -45,11 +45,8 @@ _kept: list[_core.Mover] = []  # of movers with an I/O that never returned and m
 
 
 def _completion(native: _core.Completion) -> Completion:
-    hops = tuple(
-        HopReport(hop.lane, hop.bytes, hop.queue_s, hop.busy_s, hop.started_s, hop.ended_s, hop.carried)
-        for hop in native.hops
-    )
-    return Completion(native.ticket, native.final, native.status, hops, native.submitted_s, native.finished_s)
+    ticket, final, hops, submitted, finished, whole = native.told()
+    return Completion(ticket, final, native.status, tuple(map(HopReport._make, hops)), submitted, finished, whole)
 
 
 class Mover:

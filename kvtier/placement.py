@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from kvtier.catalog import Catalog, PageStatus, Residency, Tier
 from kvtier.choice import ONBOARD, STAGE_ONBOARD
+from kvtier.gathering import Gathering
 from kvtier.messages import Completion, DataPlane, Hello, Priority, Transfer
 
 if TYPE_CHECKING:
@@ -40,6 +42,13 @@ SPILL = (Tier.HOST, Tier.DISK)
 _PARTS = 8  # that a load is cut into at most, each of so many bytes and seconds at least
 _PART_BYTES = 1 << 20
 _PART_SECONDS = 2e-3
+
+
+@cache
+def _moves(path: tuple[Tier, ...]) -> tuple[str, ...]:
+    """The hops of a path, by the names under which their bytes are counted."""
+    names = [tier.name.lower() for tier in path]
+    return tuple(f"{names[hop]}_to_{names[hop + 1]}" for hop in range(len(path) - 1))
 
 
 class _Plan(IntEnum):
@@ -92,6 +101,7 @@ class Placement:
         self._plane = plane
         self._page_bytes = page_bytes
         self._under_way: dict[int, _UnderWay] = {}
+        self._computed = Gathering(page_bytes)
         self._write = {}
         if Tier.HOST in tiers:
             self._write[OFFLOAD] = config.host.write
@@ -276,9 +286,17 @@ class Placement:
 
     def on_computed(self, nodes: Nodes, device: Slots | None = None) -> int:
         """New blocks are ready on the device; returns the ticket of what it led to, 0 for nothing."""
-        if len(nodes) and self._write.get(OFFLOAD) == "at_once":
-            return self.store(OFFLOAD, nodes, device=device)
-        return 0
+        if not len(nodes) or self._write.get(OFFLOAD) != "at_once":
+            return 0
+        if device is None:
+            nodes = self._computed.add(nodes)
+        return self.store(OFFLOAD, nodes, device=device) if len(nodes) else 0
+
+    def store_computed(self) -> None:
+        """Wait for no more blocks: order what waits for others now."""
+        nodes = self._computed.take()
+        if len(nodes):
+            self.store(OFFLOAD, nodes)
 
     def on_hit(self, nodes: Nodes, device: Slots | None = None) -> int:
         """Blocks are ready on the device and in use for a second time or more; returns as ``on_computed`` does."""
@@ -296,7 +314,10 @@ class Placement:
 
     def maintain(self) -> None:
         """Copy the cold end of each tier down ahead of need: from when too few of its next slots could be had at once,
-        being free or held below too, until enough could."""
+        being free or held below too, until enough could. Once a step."""
+        computed = self._computed.step()
+        if len(computed):
+            self.store(OFFLOAD, computed)
         for path, write in self._write.items():
             if write != "ahead" or any(t.path == path and not t.hangs for t in self._under_way.values()):
                 continue
@@ -314,12 +335,13 @@ class Placement:
     def settle(self, completions: Iterable[Completion]) -> dict[int, bool]:
         """Tell the catalog; returns the tickets whose last hop has ended for good, and whether all of it went well."""
         ended: dict[int, bool] = {}
+        arrived: list[Nodes] = []
         for done in completions:
             known = self._under_way.get(done.ticket)
             self._catalog.settle(done.ticket, done.status)
             if known is None:
                 continue
-            ended[done.ticket] = bool((done.status == PageStatus.OK).all())
+            ended[done.ticket] = whole = done.whole or bool((done.status == PageStatus.OK).all())
             if not done.final:
                 # What still runs may write its slots at any time: nobody may have them before it has ended.
                 self._catalog.cancel(done.ticket)
@@ -327,16 +349,19 @@ class Placement:
                 continue
             del self._under_way[done.ticket]
             self._costs.completed(done)
-            self._account(known, done)
-            if Tier.HOST in known.path[1:] and self._write.get(SPILL) == "at_once":
-                arrived = known.nodes[done.status[known.path.index(Tier.HOST) - 1] == PageStatus.OK]
-                if known.path[0] is not Tier.DISK and len(arrived):
-                    self.store(SPILL, arrived)
+            self._account(known, done, whole)
+            if known.path == OFFLOAD and self._write.get(SPILL) == "at_once":
+                arrived.append(known.nodes if whole else known.nodes[done.status[0] == PageStatus.OK])
+        if arrived:
+            self.store(SPILL, np.concatenate(arrived) if len(arrived) > 1 else arrived[0])
         return ended
 
-    def _account(self, transfer: _UnderWay, done: Completion) -> None:
-        for hop, status in enumerate(done.status):
-            lane = f"{transfer.path[hop].name.lower()}_to_{transfer.path[hop + 1].name.lower()}"
+    def _account(self, transfer: _UnderWay, done: Completion, whole: bool) -> None:
+        for hop, lane in enumerate(_moves(transfer.path)):
+            if whole:
+                self.bytes_moved[lane] += len(transfer.nodes) * self._page_bytes
+                continue
+            status = done.status[hop]
             counts = np.bincount(status)
             for code in np.flatnonzero(counts):
                 number = int(counts[code])

@@ -95,6 +95,18 @@ nb::list poll(Mover& self) {
   return out;
 }
 
+nb::tuple told(const Completion& c) {
+  nb::list hops;
+  for (int h = 0; h < c.hop_count; ++h) {
+    const HopReport& hop = c.hops[h];
+    hops.append(nb::make_tuple(lane_name(hop.lane), hop.bytes, hop.queue_s, hop.busy_s, hop.started_s, hop.ended_s,
+                               hop.carried));
+  }
+  const bool whole =
+      std::all_of(c.status.begin(), c.status.end(), [](PageStatus status) { return status == PageStatus::kOk; });
+  return nb::make_tuple(c.ticket, c.final, hops, c.submitted_s, c.finished_s, whole);
+}
+
 nb::dict lane_stats(const LaneStats& lane) {
   nb::dict out, statuses;
   for (int s = 0; s < kPageStatuses; ++s) {
@@ -133,20 +145,11 @@ nb::dict stats(const Mover& self) {
 }  // namespace
 
 void bind_mover(nb::module_& m) {
-  nb::class_<HopReport>(m, "HopReport", "What one hop of a transfer took.")
-      .def_prop_ro("lane", [](const HopReport& hop) { return lane_name(hop.lane); })
-      .def_ro("bytes", &HopReport::bytes)
-      .def_ro("queue_s", &HopReport::queue_s)
-      .def_ro("busy_s", &HopReport::busy_s)
-      .def_ro("started_s", &HopReport::started_s)
-      .def_ro("ended_s", &HopReport::ended_s)
-      .def_ro("carried", &HopReport::carried);
   nb::class_<Completion>(m, "Completion", "What became of a transfer: a status per hop and page.")
-      .def_ro("ticket", &Completion::ticket)
-      .def_ro("final", &Completion::final)
-      .def_ro("submitted_s", &Completion::submitted_s)
-      .def_ro("finished_s", &Completion::finished_s)
-      .def_prop_ro("hops", [](const Completion& c) { return std::vector<HopReport>(c.hops, c.hops + c.hop_count); })
+      .def("told", &told,
+           nb::sig("def told(self) -> tuple[int, bool, list[tuple[str, int, float, float, float, float, int]], float, "
+                   "float, bool]"),
+           "All but the status: ticket, final, a kvtier.messages.HopReport for each hop, submitted, finished, whole.")
       .def_prop_ro(
           "status",
           [](nb::handle_t<Completion> self) {

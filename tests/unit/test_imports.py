@@ -24,7 +24,7 @@ LINES: list[list[str]] = [
     ["tiers.device", "tiers.host", "tiers.disk", "tiers.remote"],
     ["tiers.cuda"],
     ["tiers"],
-    ["messages", "fit", "layers"],
+    ["messages", "fit", "layers", "gathering"],
     ["geometry", "namespace", "content", "config", "budget"],
     ["_core", ""],  # "" is kvtier/__init__.py, which imports by name only
 ]
