@@ -170,7 +170,8 @@ class PrefetchConfig(_Section):
     """Bringing pages up ahead of the requests that were announced."""
 
     share: float = Field(default=0.25, ge=0.0, le=0.9)
-    """Share of the host's slots that may hold pages brought ahead and not used yet; 0: hints do nothing."""
+    """Share of the host's slots, and of the device's, that may hold pages brought ahead and not used yet; 0: hints do
+    nothing."""
     grace_seconds: float = Field(default=5.0, ge=0.0, le=3600.0)
     """How long after its expected start a request's pages are kept for it."""
 

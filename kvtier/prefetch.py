@@ -11,7 +11,11 @@ Giving a hint only notes it; :meth:`Prefetcher.pump`, once a step, turns the mos
   ever;
 - it takes the place only of pages that the disk holds too, and never that of pages brought ahead: those are pinned.
 
-So a wrong hint costs idle bandwidth and a share of the host's coldest pages, and never the only copy of anything.
+What is in host memory by then goes on to the device shortly before the request is expected to start, so that it finds a
+device hit: on no more than ``prefetch.share`` of the device's slots, in the place of its coldest pages that a lower
+tier holds too, and held by nobody, so that whoever needs the slots has them.
+
+So a wrong hint costs idle bandwidth and a share of the coldest pages, and never the only copy of anything.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtier.catalog import Catalog, Residency, Tier
-from kvtier.choice import STAGE
+from kvtier.choice import ONBOARD, STAGE
 from kvtier.content import Content, Media
 from kvtier.lookup import SCRATCH, Lookup
 from kvtier.messages import Priority
@@ -48,6 +52,7 @@ _PART_BYTES = 4 << 20  # of one transfer at most, and no more than the lane move
 _PART_SECONDS = 0.02
 _WORTH = 4  # of what it lacks the most urgent hint takes a part of one in so many or more
 _LIMIT = 4096  # hints
+_SOON = 0.25  # seconds before its expected start from which a request's pages go on to the device: some steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,10 @@ class _Expected:
     request: int
     wanted: Slots | None = None
     """Nodes that are on disk only, held by ``request``; None: not looked for yet."""
+    found: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
+    """All its nodes."""
+    lifted: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
+    """Those that were sent on to the device."""
     issued: int = 0
     tickets: set[int] = field(default_factory=set)
 
@@ -97,14 +106,18 @@ class Prefetcher:
         self._clock = clock
         self._block = config.block_size
         self._grace = config.prefetch.grace_seconds
-        host = next((spec.slots for spec in catalog.tiers if spec.tier is Tier.HOST), 0)
-        disk = any(spec.tier is Tier.DISK for spec in catalog.tiers)
-        self._room = int(host * config.prefetch.share) if disk else 0
+        slots = {spec.tier: spec.slots for spec in catalog.tiers}
+        host, device = (int(slots.get(tier, 0) * config.prefetch.share) for tier in (Tier.HOST, Tier.DEVICE))
+        self._room = host if Tier.DISK in slots else 0
         self._held = 0  # of it, by pages that were brought and not used yet
+        self._device_room = device
+        self._lifted = 0  # of it, by pages that were sent on and not used yet
         self._expected: dict[str, _Expected] = {}
         self._by_ticket: dict[int, _Expected] = {}
         self._urgent: list[tuple[float, int, _Expected]] = []  # heaps by expected start, with stale entries:
-        self._overdue: list[tuple[float, int, _Expected]] = []  # those to be served, and all
+        self._overdue: list[tuple[float, int, _Expected]] = []  # those to be served, all,
+        self._coming: list[tuple[float, int, _Expected]] = []  # and those that will go on to the device,
+        self._soon: dict[str, _Expected] = {}  # which these do when all of theirs is in host memory
         self.blocks: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         """Blocks by what became of them; those still to be used are in none of the counts."""
 
@@ -123,7 +136,7 @@ class Prefetcher:
         """Blocks ``[first, last)`` of these tokens will be read at about ``due``, by the request of this name."""
         if name in self._expected:
             self.dismiss(name)
-        if self._room and len(self._expected) < _LIMIT:
+        if (self._room or self._device_room) and len(self._expected) < _LIMIT:
             expected = _Expected(name, tokens, media, space, first, last, due, self._new_request())
             self._expected[name] = expected
             self._schedule(expected)
@@ -159,16 +172,18 @@ class Prefetcher:
         if len(self._overdue) > 4 * _LIMIT:  # so many stale ones that they are worth sweeping
             self._overdue = [(each.due, each.request, each) for each in self._expected.values()]
             heapify(self._overdue)
-            self._urgent = list(self._overdue)
+            self._urgent, self._coming = list(self._overdue), list(self._overdue)
             return
-        heappush(self._urgent, entry)
-        heappush(self._overdue, entry)
+        for heap in (self._urgent, self._overdue, self._coming):
+            heappush(heap, entry)
 
     def _is_stale(self, entry: tuple[float, int, _Expected]) -> bool:
         return self._expected.get(entry[2].name) is not entry[2] or entry[2].due != entry[0]
 
     def _forget(self, expected: _Expected) -> None:
         del self._expected[expected.name]
+        self._soon.pop(expected.name, None)
+        self._lifted -= len(expected.lifted)
         for ticket in expected.tickets:
             del self._by_ticket[ticket]
         self._held -= expected.issued
@@ -189,16 +204,39 @@ class Prefetcher:
                 self._give_up(entry[2])
         while len(self._by_ticket) < _AT_A_TIME and self._issue_next():
             pass
+        while self._coming and (self._is_stale(self._coming[0]) or self._coming[0][0] - _SOON <= now):
+            entry = heappop(self._coming)
+            if not self._is_stale(entry) and not len(entry[2].lifted):
+                self._soon[entry[2].name] = entry[2]
+        for expected in list(self._soon.values()):
+            if expected.wanted is not None and not expected.tickets and expected.issued == len(expected.wanted):
+                del self._soon[expected.name]
+                self._lift(expected)
+
+    def _lift(self, expected: _Expected) -> None:
+        """Send on to the device what lacks there of a request that will start soon."""
+        residency = self._catalog.state(expected.found)[1]
+        ready = (residency[:, Tier.HOST] == Residency.READY) & (residency[:, Tier.DEVICE] == Residency.ABSENT)
+        nodes = expected.found[ready][: self._device_room - self._lifted]
+        if len(nodes):
+            late = expected.due + self._grace
+            _, count = self._placement.load(ONBOARD, np.ascontiguousarray(nodes), 0, Priority.PREFETCH, late)
+            expected.lifted = nodes[:count]
+            self._lifted += count
 
     def _give_up(self, expected: _Expected) -> None:
         self.blocks["wasted"] += expected.issued
         self._placement.cancel(expected.tickets)
-        wanted = expected.wanted
+        wanted, lifted = expected.wanted, expected.lifted
         self._forget(expected)
-        if wanted is not None and expected.issued:  # first to go, so that what is used stays
-            brought = wanted[: expected.issued]  # with the hold on them some of these nodes may have ended
-            there = self._catalog.state(brought)[1][:, Tier.HOST] == Residency.READY
-            self._catalog.drop(Tier.HOST, np.ascontiguousarray(brought[there]))
+        self._drop(Tier.DEVICE, lifted)  # first to go, so that what is used stays
+        if wanted is not None:
+            self._drop(Tier.HOST, wanted[: expected.issued])
+
+    def _drop(self, tier: Tier, nodes: Slots) -> None:
+        if len(nodes):  # with the hold on them some of these nodes may have ended
+            there = self._catalog.state(nodes)[1][:, tier] == Residency.READY
+            self._catalog.drop(tier, np.ascontiguousarray(nodes[there]))
 
     def _issue_next(self) -> bool:
         """Order a part of the most urgent hint; False: there is nothing to be done now."""
@@ -253,6 +291,7 @@ class Prefetcher:
         last = reach if expected.last is None else min(reach, expected.last)
         wanted = (match.tiers[:last] == Tier.DISK) & (match.filling[:last] == 0)
         wanted[: expected.first] = False
+        expected.found = nodes[expected.first : last]
         return np.ascontiguousarray(nodes[:last][wanted])
 
     def fetch(self, space: bytes, content: Content, deadline: float) -> Prefetched:

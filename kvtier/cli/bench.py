@@ -50,6 +50,17 @@ def disk(
     print_figures("disk", _measure("disk", path=path, pairs=pairs), json)
 
 
+@app.command("overlap")
+def overlap(
+    path: Annotated[Path, typer.Option("--path", help="A directory for a temporary store.")] = Path("."),
+    json: Json = False,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=10000, help="Of all arms; the median is shown.")] = 30,
+) -> None:
+    """What loading hides behind computing, layer by layer, and one lane behind the other."""
+    measured: Iterator[Figure] = import_module("kvtier.lab.overlap").figures(path, rounds)
+    print_figures("overlap", measured, json)
+
+
 @app.command("overhead")
 def overhead(
     path: Annotated[Path, typer.Option("--path", help="A directory for a temporary store.")] = Path("."),

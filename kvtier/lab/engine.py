@@ -67,6 +67,8 @@ class LabEngine:
         self.chunk_tokens, self.max_batch, self.max_waiting = chunk_tokens, max_batch, max_waiting
         self.keep_logits, self.stall_seconds = keep_logits, stall_seconds
         self.clock = time.perf_counter
+        self.by_layer = True
+        """Whether a pass may begin beside the load of its prefix, where that comes layer by layer."""
         manager.can_split()
         manager.can_wait_for_layers()
         self.steps = 0
@@ -230,7 +232,7 @@ class LabEngine:
         if manager.ready(rid):  # all of it is on the device; anything else is heard of by poll
             self._begin(request, request.promised, request.promised_by_tier)
         elif len(request.tokens) - request.promised > min(request.generated, 1):  # else the rest is decoded
-            request.arriving = manager.comes_by_layer(rid)
+            request.arriving = self.by_layer and manager.comes_by_layer(rid)
         return True
 
     def _begin(self, request: Request, computed: int, by_tier: dict[str, int]) -> None:

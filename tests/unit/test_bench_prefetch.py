@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from kvtier.cli.main import main
+from kvtier.lab import overlap
 from kvtier.lab.prefetch_bench import PrefetchSettings, bootstrap_upper
 
 
@@ -35,6 +36,17 @@ def test_a_run_writes_rows_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (out / "prefetch.png").read_bytes().startswith(b"\x89PNG")
     assert oct((out / "result.json").stat().st_mode & 0o777) == "0o600"
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".kvtier")], "the store went"
+
+
+def test_the_overlap_is_measured_in_every_arm(tmp_path: Path) -> None:
+    measured = {figure.name: figure for figure in overlap.figures(tmp_path, rounds=2, tokens=128)}
+    whole, layers = (
+        measured[f"first token, 128 tokens from host memory, {how}"] for how in ("as a whole", "layer by layer")
+    )
+    assert whole.value > 0 < layers.value
+    assert {figure.unit for figure in measured.values()} == {"ms", "share"}
+    assert len(measured) == 5
+    assert not os.listdir(tmp_path), "the store went"
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,8 @@ def test_doctor_refuses_memory_that_is_not_there(capsys: pytest.CaptureFixture[s
 def test_every_command_explains_itself() -> None:
     names = [command.name for command in (*app.app.registered_commands, *bench.app.registered_commands)]
     assert names == [
-        "doctor", "calibrate", "calibrate-copies", "ttft", "prefetch", "catalog", "copy", "disk", "overhead",
+        "doctor", "calibrate", "calibrate-copies", "ttft", "prefetch", "catalog", "copy", "disk", "overlap",
+        "overhead",
     ]  # fmt: skip
 
 

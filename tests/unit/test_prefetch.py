@@ -36,8 +36,10 @@ def counts(engine):
     return engine.manager.stats().prefetched
 
 
-def in_host(engine, stem):
-    return engine.manager.locate(engine.tokens(stem)).get("host", 0) // BLOCK
+def brought(engine, stem):
+    """Blocks that are in host memory, or on the device already."""
+    found = engine.manager.locate(engine.tokens(stem))
+    return (found.get("host", 0) + found.get("device", 0)) // BLOCK
 
 
 def staged(engine, since):
@@ -53,11 +55,11 @@ def test_an_announced_request_finds_its_pages_in_host_memory(engine):
     manager, tokens = engine.manager, engine.tokens(1)
     manager.expect("r100", tokens, 0.1)
     wait(engine, 0.1)
-    assert in_host(engine, 1) == BLOCKS
+    assert manager.locate(tokens) == {"device": BLOCKS * BLOCK}, "it starts soon"
     seconds, loaded, name = run_as(engine, "100", tokens)
     assert name == "r100"
     assert loaded == BLOCKS * BLOCK
-    assert seconds < BLOCKS / engine.plane.lanes["stage"].rate
+    assert seconds == pytest.approx(engine.each / BLOCK), "all of it was on the device"
     assert counts(engine) == {"used": BLOCKS, "late": 0, "wasted": 0, "cancelled": 0}
     manager.catalog.check()
     assert manager.stats().slots["host"]["pinned"] == 0
@@ -70,12 +72,47 @@ def test_the_earliest_start_is_served_first_and_a_new_order_is_followed(engine):
     for stem, within in ((1, 3.0), (2, 1.0), (3, 2.0)):
         manager.expect(f"e{stem}", engine.tokens(stem), within)
     wait(engine, 0.1)
-    assert in_host(engine, 2) > 0 == in_host(engine, 1) == in_host(engine, 3)
+    assert brought(engine, 2) > 0 == brought(engine, 1) == brought(engine, 3)
     manager.reorder({"e1": 0.2, "nobody": 1.0})
     wait(engine, 0.36)
-    assert in_host(engine, 1) >= 28, "it overtook the other"
-    assert in_host(engine, 3) == 0
+    assert brought(engine, 1) >= 28, "it overtook the other"
+    assert brought(engine, 3) == 0
     assert all(t.slots.shape[1] <= 2 for t in staged(engine, since)), "a slow lane is given little at a time"
+
+
+def test_what_starts_later_stays_in_host_memory_until_shortly_before(engine):
+    manager, tokens = engine.manager, engine.tokens(1)
+    manager.expect("r100", tokens, 3.0)
+    wait(engine, 0.5)
+    assert manager.locate(tokens) == {"host": BLOCKS * BLOCK}
+    wait(engine, 2.4)
+    assert manager.locate(tokens) == {"device": BLOCKS * BLOCK}
+    manager.dismiss("r100")
+    manager.expect("r101", engine.tokens(2), 3.0)
+    wait(engine, 0.5)
+    manager.reorder({"r101": 0.05})
+    wait(engine, 0.05)
+    assert manager.locate(engine.tokens(2)) == {"device": BLOCKS * BLOCK}, "it starts sooner now"
+
+
+def test_no_more_goes_on_to_the_device_than_its_share_and_nobody_is_kept_from_it(namespace):
+    engine = Engine(namespace, device=100)  # a quarter of it: 25 slots
+    engine.know()
+    for stem in range(1, 4):
+        engine.run(engine.tokens(stem))
+        engine.only_on_disk(engine.tokens(stem))
+    manager = engine.manager
+    manager.expect("r101", engine.tokens(1), 0.1)
+    manager.expect("r102", engine.tokens(2), 0.1)
+    wait(engine, 0.2)
+    assert manager.locate(engine.tokens(1)) == {"device": 25 * BLOCK, "host": 7 * BLOCK}
+    assert manager.locate(engine.tokens(2)) == {"host": BLOCKS * BLOCK}
+    assert manager.stats().slots["device"]["pinned"] == 0
+    whole = engine.tokens(7, 99)
+    assert engine.run(whole)[1] == 0, "the engine has the slots when it wants them"
+    wait(engine, manager.config.prefetch.grace_seconds + 0.5, step=0.1)
+    assert manager.locate(engine.tokens(1)) == {"disk": BLOCKS * BLOCK}, "nobody came"
+    manager.catalog.check()
 
 
 def test_giving_a_hint_touches_nothing_until_the_next_poll(engine):
@@ -114,7 +151,7 @@ def test_what_is_cancelled_or_never_comes_gives_its_room_back(engine):
     assert counts(engine)["cancelled"] == BLOCKS
     wait(engine, 0.1 + engine.manager.config.prefetch.grace_seconds, step=0.1)
     assert counts(engine) == {"used": 0, "late": 0, "wasted": BLOCKS, "cancelled": BLOCKS}
-    assert in_host(engine, 2) == 0, "what nobody used goes first"
+    assert brought(engine, 2) == 0, "what nobody used goes first"
     assert manager.stats().slots["host"]["pinned"] == 0
     manager.catalog.check()
 
@@ -125,7 +162,7 @@ def test_a_hint_finds_nothing_of_another_namespace(engine, other):
     assert found == 0, "a salt or an adapter was left out of prefetch"
     engine.manager.expect("r100", engine.tokens(2), 0.1, **other)
     wait(engine, 0.1)
-    assert in_host(engine, 2) == 0, "a salt or an adapter was left out of expect"
+    assert brought(engine, 2) == 0, "a salt or an adapter was left out of expect"
     assert engine.manager.prefetch(engine.tokens(1)).found == BLOCKS
 
 
@@ -135,7 +172,7 @@ def test_giving_up_what_a_reset_took_is_no_error(engine, reset):
     wait(engine, 0.002 if reset == "before it arrives" else 0.2)
     engine.manager.reset()
     wait(engine, engine.manager.config.prefetch.grace_seconds + 0.5, step=0.05)
-    assert in_host(engine, 1) == 0
+    assert brought(engine, 1) == 0
     assert engine.manager.catalog.usage(Tier.HOST).pinned == 0
     engine.manager.catalog.check()
 
@@ -146,10 +183,10 @@ def test_room_is_given_whole_and_in_order(engine):
     for stem in range(1, 6):
         manager.expect(f"r{100 + stem}", engine.tokens(stem, 31 if stem == 5 else BLOCKS), 0.1 * stem)
     wait(engine, 0.3)
-    assert [in_host(engine, stem) for stem in range(1, 6)] == [BLOCKS] * 3 + [0, 0]
+    assert [brought(engine, stem) for stem in range(1, 6)] == [BLOCKS] * 3 + [0, 0]
     run_as(engine, "101", engine.tokens(1))
     wait(engine, 0.3)
-    assert in_host(engine, 4) == BLOCKS
+    assert brought(engine, 4) == BLOCKS
     assert counts(engine)["used"] == BLOCKS
 
 
