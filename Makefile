@@ -15,11 +15,11 @@ CXX_SOURCES = $(shell git ls-files 'csrc/*.[ch]pp' 'csrc/*.cu' 'tests/cpp/*.[ch]
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build stubs test test-vllm soak sanitize bench lint wheel clean
+.PHONY: help setup setup-vllm build stubs test test-vllm soak soak-vllm sanitize bench lint wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## say what there is to make
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON=$(PYTHON) (3.11 or later), VENV=$(VENV), JOBS=$(JOBS), TORCH=<another build of torch>,"
 	@echo "  FUZZ_SECONDS=$(FUZZ_SECONDS) (for each fuzz target)"
 
@@ -46,8 +46,13 @@ $(VLLM_VENV)/.kvtier-ready: requirements/vllm.txt requirements/torch.txt require
 	@$(PYTHON) requirements/provision.py $(VLLM_VENV) vllm
 	@touch $@
 
-test-vllm: build $(VLLM_VENV)/.kvtier-ready  ## run the connector's tests inside the real vLLM, on the CPU, in $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pytest tests/engines/in_vllm
+setup-vllm: $(VLLM_VENV)/.kvtier-ready  ## make $(VLLM_VENV), 3.5 GB: vLLM's CPU build and what it needs
+
+test-vllm: build setup-vllm  ## run the connector's tests inside the real vLLM, on the CPU
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -n 2 --dist loadgroup tests/engines/in_vllm
+
+soak-vllm: build setup-vllm  ## load the real vLLM for MINUTES, with aborts and resets: every answer its own, nothing held
+	$(VLLM_VENV)/bin/python tests/engines/in_vllm/soak.py --minutes $(or $(filter-out 0,$(MINUTES)),10)
 
 soak: build  ## tell SEEDS simulated stories, or as many as MINUTES allow; counts go to $(OUT)/soak.json
 	$(BIN)/python tests/property/soak.py --seeds $(SEEDS) --minutes $(MINUTES) --out $(OUT)/soak.json

@@ -1,18 +1,23 @@
-"""A real vLLM in a process of its own: reads a plan from its arguments, prints what happened as the last line, JSON.
+"""A real vLLM, away from the tests' process: reads a plan from its arguments, prints what happened as JSON.
 
-    python engine.py '{"extra": {"host.size": "64MiB"}, "steps": [["generate", 0], ["metrics"]]}'
+    python engine.py '{"model": "/a/folder", "extra": {"host.size": "64MiB"}, "steps": [["generate", 0], ["metrics"]]}'
 
-``extra`` null: no connector. Steps: ``generate`` [prompt number, salt], ``batch`` [prompt numbers], ``reset``
+``extra`` null: no connector. ``processes``: front end, engine and worker in a process each, as vLLM is by default; one
+for all starts several times faster. Steps: ``generate`` [prompt number, salt], ``batch`` [prompt numbers], ``reset``
 [connector too], ``quiet`` (until nothing is under way), ``abort`` [prompt number, after how many engine steps],
-``metrics``.
+``metrics``, ``remove`` [folder], ``disk`` [what bad_disk.py is to make of it].
 """
 
 import json
 import os
+import shutil
 import sys
 import time
+from pathlib import Path
 
-os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "2"}
+os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+# Several threads, or one that may not leave its core, mostly wait on a machine that is busy with other things too.
+os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 BLOCK = 32
@@ -27,8 +32,6 @@ def prompt(number):
 def make(plan):
     from vllm import LLM
 
-    from kvtier.lab.smollm2 import packaged_model
-
     options = {}
     if plan["extra"] is not None:
         options["kv_transfer_config"] = {
@@ -36,10 +39,11 @@ def make(plan):
             "kv_connector_module_path": "kvtier.connectors.vllm",
             "kv_role": "kv_both",
             "kv_connector_extra_config": plan["extra"],
-        }
+        } | plan.get("connector", {})
     options |= plan.get("options", {})
     return LLM(
-        model=str(packaged_model()),
+        model=plan["model"],
+        skip_tokenizer_init=True,
         dtype="float32",
         max_model_len=320,
         block_size=BLOCK,
@@ -57,7 +61,7 @@ class Driver:
         from vllm import SamplingParams
 
         self.llm = llm
-        self.sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        self.sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
 
     def generate(self, number, salt=None):
         return self.batch([number], salt)[0]
@@ -77,8 +81,24 @@ class Driver:
     def reset(self, connector):
         return self.llm.reset_prefix_cache(reset_connector=connector)
 
+    def remove(self, folder):
+        shutil.rmtree(folder)
+
+    def disk(self, said):
+        """Whole or not at all, since the worker reads it meanwhile."""
+        file = Path(os.environ["BAD_DISK"])
+        file.with_suffix(".new").write_text(json.dumps(said))
+        file.with_suffix(".new").rename(file)
+
     def quiet(self, seconds=1.0):
-        time.sleep(seconds)  # the engine's own process goes on as long as stores are under way
+        """An engine in a process of its own goes on as long as stores are under way; here it has to be told."""
+        from vllm.v1.engine.core_client import InprocClient
+
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if isinstance(self.llm.llm_engine.engine_core, InprocClient):
+                self.llm.llm_engine.engine_core.get_output()
+            time.sleep(0.01)
 
     def metrics(self):
         found = {}
@@ -90,11 +110,14 @@ class Driver:
 
 
 def main():
+    answers = os.fdopen(os.dup(1), "w")  # what vLLM says must not be taken for an answer
+    os.dup2(2, 1)
     plan = json.loads(sys.argv[1])
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(plan.get("processes", False)))
     driver = Driver(make(plan))
     results = [getattr(driver, name)(*arguments) for name, *arguments in plan["steps"]]
     driver.llm.llm_engine.engine_core.shutdown()
-    print(json.dumps(results), flush=True)
+    print(json.dumps(results), file=answers, flush=True)
 
 
 if __name__ == "__main__":

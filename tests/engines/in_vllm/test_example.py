@@ -31,4 +31,4 @@ def test_the_example_gets_an_evicted_prompt_from_host_memory(tmp_path):
     found = [int(line.split(": ")[1].split(" of ")[0]) for line in asked]
     assert found[:2] == [0, 0]
     assert found[2] > 0
-    assert done.stdout.splitlines()[-1] == f"from host: {found[2]} tokens"
+    assert f"from host: {found[2]} tokens" in done.stdout.splitlines()
