@@ -13,7 +13,7 @@ LINES: list[list[str]] = [
     ["__main__"],
     ["cli"],
     ["lab", "connectors"],
-    ["manager", "offload"],
+    ["manager", "offload", "keyed"],
     ["loading", "prefetch"],
     ["plane", "relay", "stats", "lookup", "policy", "tail"],
     ["probe"],

@@ -13,15 +13,18 @@ from vllm.v1.kv_offload.base import (
     OffloadingWorker,
     TransferResult,
 )
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 
 class MemcpyWorker(OffloadingWorker):
     """Copies between vLLM's cache and host tensors of the same rows, in the order of submission."""
 
-    def __init__(self, kv_caches: CanonicalKVCaches, chunks: int) -> None:
+    def __init__(self, kv_caches: CanonicalKVCaches, host: list[torch.Tensor], cleanup=lambda: None) -> None:
         self._device = [t.tensor.view(torch.int8).view(-1, t.page_size_bytes) for t in kv_caches.tensors]
-        self._host = [torch.zeros(chunks, t.shape[1], dtype=torch.int8) for t in self._device]
+        self._host = host
+        self._cleanup = cleanup
         self._thread = ThreadPoolExecutor(1)
         self._jobs: dict[int, Future[None]] = {}
 
@@ -46,6 +49,8 @@ class MemcpyWorker(OffloadingWorker):
 
     def shutdown(self) -> None:
         self._thread.shutdown()
+        self._host.clear()
+        self._cleanup()
 
 
 def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
@@ -61,5 +66,25 @@ class MemcpySpec(CPUOffloadingSpec):
         if self.blocks_per_chunk != 1:
             raise ValueError(f"block_size: {self.blocks_per_chunk} blocks in a chunk; expected the engine's own")
         if self._worker is None:
-            self._worker = MemcpyWorker(kv_caches, self.num_chunks)
+            host = [torch.zeros(self.num_chunks, t.page_size_bytes, dtype=torch.int8) for t in kv_caches.tensors]
+            self._worker = MemcpyWorker(kv_caches, host)
+        return self._worker
+
+
+class MemcpyTieringSpec(TieringOffloadingSpec):
+    """`TieringOffloadingSpec` likewise: its memory is a file that the scheduler's process maps too."""
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        if self.blocks_per_chunk != 1:
+            raise ValueError(f"block_size: {self.blocks_per_chunk} blocks in a chunk; expected the engine's own")
+        if self._worker is None:
+            region = SharedOffloadRegion(
+                engine_id=self._engine_id,
+                num_chunks=self.num_chunks,
+                rank=self.config.parallel.rank,
+                kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+                cpu_page_size=self.cpu_page_size_per_worker,
+            )
+            host = [region.create_next_worker_view(t.page_size_bytes) for t in kv_caches.tensors]
+            self._worker = MemcpyWorker(kv_caches, host, region.cleanup)
         return self._worker

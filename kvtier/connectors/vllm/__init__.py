@@ -32,9 +32,18 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-__all__ = ["KVTierConnector"]
+__all__ = ["KVTierConnector", "KVTierSecondaryTier"]
 
 logger = init_logger(f"vllm.{__name__}")
+
+
+def __getattr__(name: str) -> Any:
+    """The tier for vLLM's own offloading, of which an engine with the connector needs nothing."""
+    if name == "KVTierSecondaryTier":
+        from kvtier.connectors.vllm.secondary import KVTierSecondaryTier
+
+        return KVTierSecondaryTier
+    raise AttributeError(name)
 
 
 class KVTierConnector(KVConnectorBase_V1):
