@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 ENV_PREFIX = "KVTIER_"
 ENV_FILE = "KVTIER_CONFIG"  # names the TOML file when `load` is given none
+_OF_THE_TESTS = ("KVTIER_SEED", "KVTIER_TRACES", "KVTIER_TEST_WHEEL")  # variables that configure no cache
 
 WritePolicy = Literal["never", "second_use", "ahead", "at_once"]
 
@@ -134,13 +135,10 @@ class DiskConfig(_Section):
     direct: Literal["auto", "on", "off"] = "auto"
     """Whether the page cache is bypassed (O_DIRECT); auto: where a real read and write with it work."""
 
-    @model_validator(mode="before")
+    @field_validator("path", mode="before")
     @classmethod
-    def _no_path(cls, values: Any) -> Any:
-        # TOML and variables have no word for None: the empty path is one.
-        if isinstance(values, dict) and values.get("path") in ("", "none"):
-            return values | {"path": None}
-        return values
+    def _named(cls, path: object) -> object:
+        return _path_or_none(path)
 
     @field_validator("path")
     @classmethod
@@ -230,12 +228,10 @@ class CacheConfig(_Section):
     load_timeout_seconds: float = Field(default=10.0, gt=0.0, le=3600.0)
     """After how long a load that is not finished counts as failed, and its tokens are recomputed."""
 
-    @model_validator(mode="before")
+    @field_validator("profile", mode="before")
     @classmethod
-    def _no_profile(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("profile") in ("", "none"):
-            return values | {"profile": None}
-        return values
+    def _named(cls, path: object) -> object:
+        return _path_or_none(path)
 
     @classmethod
     def load_from(
@@ -244,12 +240,23 @@ class CacheConfig(_Section):
         """`load` with an environment of the caller's choice."""
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
+        said: dict[str, str] = {}  # where, by key
         file = path if path is not None else environ.get(ENV_FILE) or None
         if file is not None:
             values |= _flatten(_read_toml(Path(file)))
-        values |= _from_environment(environ)
-        values |= _flatten(overrides)
-        return cls(**_nest(values))
+            said |= dict.fromkeys(values, f"in {file}")
+        for name, key in _variables(environ).items():
+            values[key], said[key] = environ[name], f"in the variable {name}"
+        given = _flatten(overrides)
+        values |= given
+        try:
+            return cls(**_nest(values))
+        except ConfigError as error:
+            lines = [
+                _with_source(line, {key: said[key] for key in said if key not in given})
+                for line in str(error).split("\n")
+            ]
+            raise ConfigError("\n".join(lines)) from None
 
     @classmethod
     def load(cls, path: str | Path | None = None, **overrides: Any) -> Self:
@@ -283,12 +290,22 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"configuration file {str(path)!r}: not TOML: {error}") from None
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    found = {}
-    for name in sorted(environ):
-        if name.startswith(ENV_PREFIX) and name != ENV_FILE:
-            found[name.removeprefix(ENV_PREFIX).lower().replace("__", ".")] = environ[name]
-    return found
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that set something, with the key that each one sets."""
+    names = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in (ENV_FILE, *_OF_THE_TESTS))
+    return {name: name.removeprefix(ENV_PREFIX).lower().replace("__", ".") for name in names}
+
+
+def _with_source(line: str, said: Mapping[str, str]) -> str:
+    key = line.partition(":")[0]
+    return f"{line} ({said[key]})" if key in said else line
+
+
+def _path_or_none(path: object) -> object:
+    """TOML and variables have no word for None: "none" is one. An empty path is a forgotten variable."""
+    if path == "":
+        raise ValueError("expected a path, or none")
+    return None if path == "none" else path
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -15,10 +15,13 @@ from __future__ import annotations
 import hashlib
 import struct
 from array import array
+from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+from kvtier.arguments import items
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,6 +41,7 @@ digest of all that an encoder made of them depends on: the image's bytes with th
 
 MEDIA_BYTES = 32
 _SPAN = struct.Struct("<qQ32s")
+_FAR = 1 << 62  # tokens: so that no sum of two positions overflows
 
 
 def label_words(block_size: int) -> int:
@@ -99,21 +103,22 @@ class Content:
 
 def as_media(media: Iterable[Media], first: int = 0) -> list[Media]:
     """The spans, each found right; ValueError names the first one that is no span or begins before token ``first``."""
-    return [_checked(index, span, first) for index, span in enumerate(media)]
+    return [_checked(i, span, first) for i, span in enumerate(items("media", media, "spans (start, length, digest)"))]
 
 
-def _checked(index: int, span: Media, first: int) -> Media:
+def _checked(i: int, span: Media, first: int) -> Media:
     try:
         start, length, digest = span
-        start, length = int(start), int(length)
+        start, length = index(start), index(length)
     except (TypeError, ValueError):
-        raise ValueError(f"media[{index}]: {span!r}; expected (start, length, 32-byte digest)") from None
+        raise ValueError(f"media[{i}]: {span!r}; expected (start, length, 32-byte digest)") from None
     if not isinstance(digest, bytes) or len(digest) != MEDIA_BYTES:
-        raise ValueError(f"media[{index}]: digest {digest!r}; expected {MEDIA_BYTES} bytes over the whole content")
-    if not first <= start < 1 << 62:
-        raise ValueError(f"media[{index}]: starts at token {start}; expected {first} or later, where new tokens begin")
-    if not 1 <= length < 1 << 62:
-        raise ValueError(f"media[{index}]: {length} tokens long; expected 1 or more")
+        raise ValueError(f"media[{i}]: digest {digest!r}; expected {MEDIA_BYTES} bytes over the whole content")
+    if not first <= start < _FAR:
+        where = f"{first} or later, where new tokens begin" if start < first else "less than 2^62"
+        raise ValueError(f"media[{i}]: starts at token {start}; expected {where}")
+    if not 1 <= length < _FAR:
+        raise ValueError(f"media[{i}]: {length} tokens long; expected 1 or more, less than 2^62")
     return start, length, digest
 
 
@@ -125,7 +130,7 @@ def as_tokens(tokens: Iterable[int] | npt.NDArray[np.integer], field_name: str =
                 return np.frombuffer(array("I", tokens), np.uint32)
         except (TypeError, OverflowError):
             pass  # to be named below
-    ids = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))
+    ids = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(items(field_name, tokens, "token ids")))
     if ids.size == 0:
         return np.empty(0, np.uint32)
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):

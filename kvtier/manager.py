@@ -12,6 +12,7 @@ with a timeout may wait. ``free`` is legal in every state.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvtier import arguments
+from kvtier.arguments import whole, words
 from kvtier.catalog import Catalog, Tier, TierSpec
 from kvtier.content import Content, as_media
 from kvtier.costmodel import CostModel
@@ -35,7 +38,7 @@ from kvtier.sequence import ComputedBlocks, Loaded, Sequence, Slots, State
 from kvtier.stats import CacheStats, Counts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from kvtier.config import CacheConfig
@@ -52,7 +55,8 @@ class CacheManager:
 
     ``plane`` and ``clock`` (monotonic seconds) are for simulations; without them the data plane of this process is
     built. ``max_nodes`` bounds the blocks that the catalog can name; by default what the tiers can hold and more.
-    Raises :class:`kvtier.config.ConfigError` or ValueError for sizes, paths and shapes that cannot be served.
+    Raises :class:`kvtier.config.ConfigError` for sizes, paths and shapes that cannot be served or do not agree, and for
+    a ``device`` that another cache has.
     """
 
     def __init__(
@@ -67,14 +71,16 @@ class CacheManager:
         costs: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if plane is None:
+            from kvtier.plane import LocalDataPlane, check_parts  # a simulation needs no tier and no native thread
+
+            check_parts(config, geometry, device)
         check_agreement(config, geometry, namespace)
         self.config, self.geometry, self.namespace = config, geometry, namespace
         self._clock = clock
         self._block = config.block_size
         with ExitStack() as stack:
             if plane is None:
-                from kvtier.plane import LocalDataPlane  # a simulation needs no tier and no native thread
-
                 plane = LocalDataPlane(config, geometry, device)
                 stack.callback(plane.close)
             self.plane = plane
@@ -124,8 +130,8 @@ class CacheManager:
         requests with equal ones. At least one token is always left to compute. Asking again before ``allocate_slots``
         replaces the answer; asking for a request that has slots is a ValueError.
         """
-        if self._closed:
-            raise ValueError(f"get_computed_blocks: request {request_id!r} came after close; accepted: nothing")
+        self._check_open("get_computed_blocks")
+        words("request_id", request_id)
         content = Content(tokens, media)
         if not len(content):
             raise ValueError(f"tokens: request {request_id!r} has none; accepted: one or more token ids")
@@ -158,9 +164,7 @@ class CacheManager:
         sequence = self._known(request_id)
         if sequence.state is State.PREEMPTED:
             raise ValueError(f"request_id: {request_id!r} is preempted; resume it first")
-        if num_tokens < 1:
-            raise ValueError(f"num_tokens: {num_tokens} for request {request_id!r}; accepted: 1 or more")
-        blocks = -(-num_tokens // self._block)
+        blocks = -(-whole("num_tokens", num_tokens, 1, f" for request {request_id!r}") // self._block)
         if blocks > self._device_slots:
             raise ValueError(
                 f"num_tokens: {num_tokens} of request {request_id!r} need {blocks} device slots; there are "
@@ -240,13 +244,13 @@ class CacheManager:
             raise ValueError(
                 f"request_id: {request_id!r} is {sequence.state.value}; only a ready request computes blocks"
             )
+        computed = whole("num_computed_tokens", num_computed_tokens, 0, f" for request {request_id!r}")
         covered = min(sequence.num_tokens, len(sequence.table) * self._block)
-        if num_computed_tokens > covered:
+        if computed > covered:
             raise ValueError(
-                f"num_computed_tokens: {num_computed_tokens} for request {request_id!r}; "
-                f"its tokens and slots cover {covered}"
+                f"num_computed_tokens: {computed} for request {request_id!r}; its tokens and slots cover {covered}"
             )
-        self.placement.on_computed(self._lookup.index(sequence, num_computed_tokens // self._block))
+        self.placement.on_computed(self._lookup.index(sequence, computed // self._block))
 
     def free(self, request_id: str) -> None:
         """End the request, in whatever state it is. What it computed stays cached; an unknown id is no error."""
@@ -286,10 +290,10 @@ class CacheManager:
     def poll(self, timeout: float = 0.0) -> list[Loaded]:
         """Take note of what the data plane finished; returns the requests whose loads have ended since the last call.
 
-        Waits at most ``timeout`` seconds for news. When a request got less than promised and the device is full, its
-        table is shorter by as much: call ``allocate_slots`` again before computing past it.
+        Waits at most ``timeout`` seconds for news, 0 or more and finite. When a request got less than promised and the
+        device is full, its table is shorter by as much: call ``allocate_slots`` again before computing past it.
         """
-        if timeout > 0:
+        if arguments.seconds("timeout", timeout, 0) > 0:
             self.plane.wait(self._loader.patience(timeout))
         ended = self.placement.settle(self.plane.poll())
         loaded = self._loader.advance(ended)
@@ -305,6 +309,9 @@ class CacheManager:
         Until the first such word everything found is loaded. ``new_tokens`` counts what the pass computed, padding and
         repeated rows too; with ``request_id``, :meth:`explain` tells of it.
         """
+        whole("new_tokens", new_tokens, 1)
+        whole("context", context)
+        arguments.seconds("seconds", seconds, 0)
         self.costs.observe_prefill(new_tokens, context, seconds)
         if request_id is not None:
             self.policy.computed(request_id, new_tokens, seconds)
@@ -341,22 +348,25 @@ class CacheManager:
 
         Only noted here, in microseconds; the next ``poll`` begins to bring its pages up from disk, the most urgent
         request's first. ``positions`` [a, b) narrows that to what will be read: of a prompt computed in chunks, or of a
-        preempted request. Said again it replaces what was said before. ``tokens`` must not change until it has started.
+        preempted request. Said again it replaces what was said before. ``tokens`` must not change until it has started;
+        they are looked at then. ``within`` may be negative: it is late already.
         """
-        first, last = 0, None
-        if positions is not None:
-            if not 0 <= positions[0] < positions[1]:
-                raise ValueError(f"positions: {positions} of request {request_id!r}; accepted: 0 <= first < last")
-            first, last = positions[0] // self._block, -(-positions[1] // self._block)
-        self._prefetcher.expect(
-            request_id, tokens, as_media(media), self._lookup.space(salt, adapter), self._clock() + within, first, last
-        )
+        self._check_open("expect")
+        due = self._clock() + arguments.seconds("within", within)
+        space = self._lookup.space(salt, adapter)
+        self._prefetcher.expect(words("request_id", request_id), tokens, as_media(media), space, due, positions)
 
     def reorder(self, within: Mapping[str, float]) -> None:
         """Requests that were announced will start in so many seconds now; those that were not are passed over."""
         now = self._clock()
-        for request_id, seconds in within.items():
-            self._prefetcher.reschedule(request_id, now + seconds)
+        if not isinstance(within, Mapping):
+            raise ValueError(f"within: {within!r}; accepted: seconds by request id")
+        due = {
+            request_id: now + arguments.seconds(f"within[{request_id!r}]", value)
+            for request_id, value in within.items()
+        }
+        for request_id, when in due.items():
+            self._prefetcher.reschedule(request_id, when)
 
     def dismiss(self, request_id: str) -> None:
         """A request that was announced will not come. One that was not is no error."""
@@ -373,7 +383,8 @@ class CacheManager:
     ) -> Prefetched:
         """Bring the pages of these tokens up from disk now, to have arrived ``within`` so many seconds if given; what
         comes later is given up. Nothing keeps them for anybody: :meth:`expect` does that."""
-        deadline = 0.0 if within is None else self._clock() + within
+        self._check_open("prefetch")
+        deadline = 0.0 if within is None else self._clock() + arguments.seconds("within", within)
         return self._prefetcher.fetch(self._lookup.space(salt, adapter), Content(tokens, media), deadline)
 
     # ---- invalidation, the rest ----------------------------------------------------------------------------------
@@ -384,10 +395,12 @@ class CacheManager:
         Running requests keep the pages they hold, those not running yet lose what they were promised (``poll`` reports
         them with no computed tokens), and what any of them computes is not cached.
         """
+        self._check_open("invalidate")
         return self._invalidate(self._lookup.space(salt, adapter))
 
     def reset(self) -> int:
         """Forget every page of every namespace, as after a change of weights. Returns pages dropped."""
+        self._check_open("reset")
         return self._invalidate(None)
 
     def _invalidate(self, space: bytes | None) -> int:
@@ -408,7 +421,7 @@ class CacheManager:
 
     def flush(self, timeout: float = 60.0) -> bool:
         """Wait until nothing is under way, stores included; False when ``timeout`` seconds were not enough."""
-        end = self._clock() + timeout
+        end = self._clock() + arguments.seconds("timeout", timeout, 0)
         self.placement.store_computed()
         self.poll()
         while self.placement.under_way:
@@ -434,8 +447,10 @@ class CacheManager:
     def close(self, flush_seconds: float = 10.0) -> None:
         """Let the stores that are under way arrive, for at most ``flush_seconds``, then close everything.
 
-        What has not arrived by then is dropped. The manager serves nothing afterwards. May be repeated.
+        What has not arrived by then is dropped. The manager serves nothing afterwards: calls that would begin or change
+        something are ValueErrors, while ``free``, ``poll``, ``stats`` and ``close`` stay legal.
         """
+        arguments.seconds("flush_seconds", flush_seconds, 0)
         if self._closed:
             return
         self._closed = True
@@ -445,6 +460,7 @@ class CacheManager:
             self.plane.close()
 
     def __enter__(self) -> CacheManager:
+        self._check_open("with")
         return self
 
     def __exit__(
@@ -478,13 +494,19 @@ class CacheManager:
 
         A page on its way to a lower tier is in use: :meth:`flush` first to have it go.
         """
+        self._check_open("evict")
         if tier not in self._tiers:
             raise ValueError(f"tier: {tier!r}; accepted: {', '.join(str(t) for t in self._tiers)}")
         return self._lookup.evict(tier, self._lookup.space(salt, adapter), Content(tokens, media))
 
     # ---- private -------------------------------------------------------------------------------------------------
 
+    def _check_open(self, call: str) -> None:
+        if self._closed:
+            raise ValueError(f"{call}: the cache is closed; make a new one, which serves what is on disk")
+
     def _known(self, request_id: str) -> Sequence:
+        self._check_open(f"request_id {request_id!r}")
         sequence = self._sequences.get(request_id)
         if sequence is None:
             raise ValueError(f"request_id: {request_id!r} is not known; call get_computed_blocks first")

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from kvtier.arguments import instance
+from kvtier.config import CacheConfig, ConfigError
 from kvtier.content import Content, Media
 
 if TYPE_CHECKING:
-    from kvtier.config import CacheConfig
     from kvtier.geometry import KVGeometry
 
 Value = None | bool | int | float | str | bytes | Sequence["Value"] | Mapping[str, "Value"]
@@ -248,13 +249,19 @@ def _tensor_bytes(tensor: Any) -> bytes:
 
 def check_agreement(config: CacheConfig, geometry: KVGeometry, namespace: Namespace) -> None:
     """What is said in several places must be said equally: a page under a wrong name is a wrong answer."""
+    instance("config", config, CacheConfig)
+    instance("namespace", namespace, Namespace)
     sizes = {config.block_size, geometry.block_size, namespace.block_size}
     if len(sizes) > 1:
-        raise ValueError(
+        raise ConfigError(
             f"block_size: {config.block_size} in the configuration, {geometry.block_size} in the geometry, "
             f"{namespace.block_size} in the namespace; they must agree"
         )
     if geometry.dtype != namespace.dtype:
-        raise ValueError(
+        raise ConfigError(
             f"dtype: {geometry.dtype} in the geometry, {namespace.dtype} in the namespace; they must agree"
+        )
+    if geometry.layout_tag != namespace.layout:
+        raise ConfigError(
+            f"layout: {geometry.layout_tag!r} in the geometry, {namespace.layout!r} in the namespace; they must agree"
         )

@@ -10,10 +10,13 @@ import numpy.typing as npt
 
 from kvtier import budget, content
 from kvtier._core import Tier
+from kvtier.arguments import instance
 from kvtier.catalog import memory_bound
-from kvtier.config import readable_size
+from kvtier.config import CacheConfig, ConfigError, readable_size
+from kvtier.geometry import KVGeometry
 from kvtier.messages import Completion, Hello, Priority, Transfer
 from kvtier.mover import Mover
+from kvtier.tiers.device import DevicePool
 from kvtier.tiers.disk import INDEX_BYTES, DiskStore
 from kvtier.tiers.host import HostArena
 
@@ -21,11 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvtier._core import Throttle
-    from kvtier.config import CacheConfig
-    from kvtier.geometry import KVGeometry
-    from kvtier.tiers.device import DevicePool
 
-__all__ = ["LocalDataPlane"]
+__all__ = ["LocalDataPlane", "check_parts"]
+
+
+def check_parts(config: CacheConfig, geometry: KVGeometry, device: DevicePool) -> None:
+    """ConfigError for a pool whose pages mean something else, ValueError for what is none of these."""
+    instance("config", config, CacheConfig)
+    instance("geometry", geometry, KVGeometry)
+    if instance("device", device, DevicePool).geometry != geometry:
+        raise ConfigError(f"geometry: {geometry} given, {device.geometry} of the device pool; they must agree")
 
 
 class LocalDataPlane:
@@ -49,6 +57,8 @@ class LocalDataPlane:
         rank: int = 0,
         world: int = 1,
     ) -> None:
+        if device is not None:
+            check_parts(config, geometry, device)
         payload = geometry.payload_bytes
         self._label_bytes = content.label_bytes(geometry.block_size) if label_bytes is None else label_bytes
         slots = budget.slots_in("host.size", config.host.size, payload)
@@ -57,6 +67,9 @@ class LocalDataPlane:
         self.device = device
         self.disk: DiskStore | None = None
         with ExitStack() as stack:
+            if device is not None:
+                device.claim(self)
+                stack.callback(device.give_back)
             if config.disk.path is not None:  # first, since it says at once what is wrong with a path
                 self.disk = stack.enter_context(self._open(config, geometry, rank, world))
             self.memory = self._bound(config, geometry, slots)
@@ -64,7 +77,7 @@ class LocalDataPlane:
             self._notes = [note] if note else []
             self.host = HostArena(slots, geometry)
             self.mover = Mover.open(config, self.device, self.host, self.disk, throttle)
-            stack.pop_all()
+            self._stack = stack.pop_all()
 
     def _open(self, config: CacheConfig, geometry: KVGeometry, rank: int, world: int) -> DiskStore:
         return DiskStore.open(config, geometry, label_bytes=self._label_bytes, rank=rank, world=world)
@@ -141,5 +154,5 @@ class LocalDataPlane:
 
     def close(self) -> None:
         clean = self.mover.close()
-        if clean and self.disk is not None:  # otherwise an I/O that never returned still uses its files
-            self.disk.close()
+        if clean:  # otherwise an I/O that never returned still uses the pages and files
+            self._stack.close()

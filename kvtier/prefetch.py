@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtier.arguments import whole
 from kvtier.catalog import Catalog, Residency, Tier
 from kvtier.choice import ONBOARD, STAGE
 from kvtier.content import Content, Media
@@ -130,16 +131,26 @@ class Prefetcher:
         media: list[Media],
         space: bytes,
         due: float,
-        first: int = 0,
-        last: int | None = None,
+        positions: tuple[int, int] | None = None,
     ) -> None:
-        """Blocks ``[first, last)`` of these tokens will be read at about ``due``, by the request of this name."""
+        """These tokens, or those at ``positions`` [a, b), will be read at about ``due`` by the request of this name."""
+        first, last = self._blocks(positions)
         if name in self._expected:
             self.dismiss(name)
         if (self._room or self._device_room) and len(self._expected) < _LIMIT:
             expected = _Expected(name, tokens, media, space, first, last, due, self._new_request())
             self._expected[name] = expected
             self._schedule(expected)
+
+    def _blocks(self, positions: tuple[int, int] | None) -> tuple[int, int | None]:
+        if positions is None:
+            return 0, None
+        try:
+            first, last = positions
+            first, last = whole("first", first), whole("last", last, first + 1)
+        except (TypeError, ValueError):
+            raise ValueError(f"positions: {positions!r}; accepted: whole numbers with 0 <= first < last") from None
+        return first // self._block, -(-last // self._block)
 
     def reschedule(self, name: str, due: float) -> None:
         """It will start at another time; a name that is not expected is no error."""

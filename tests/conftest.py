@@ -48,8 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def namespace() -> Namespace:
-    """One that is complete and of no model in particular."""
+def namespace(request: pytest.FixtureRequest) -> Namespace:
+    """One that is complete and of no model in particular, with the layout of the test's ``geometry`` if it has one."""
+    layout = request.getfixturevalue("geometry").layout_tag if "geometry" in request.fixturenames else "test"
     return Namespace(
-        model="test", revision="1", dtype="bfloat16", layout="test", attention="test", block_size=4, rope={}
+        model="test", revision="1", dtype="bfloat16", layout=layout, attention="test", block_size=4, rope={}
     )

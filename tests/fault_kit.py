@@ -316,7 +316,7 @@ def every_operation(life: Life, folders: Folders, fault: Fault, first: int = 1, 
 BLOCK = 4
 GEOMETRY = KVGeometry(layers=5, kv_heads=2, head_dim=64, dtype="float16", block_size=BLOCK)
 NAMESPACE = Namespace(
-    model="test", revision="1", dtype="float16", layout="test", attention="test", block_size=BLOCK, rope={}
+    model="test", revision="1", dtype="float16", layout=GEOMETRY.layout_tag, attention="test", block_size=BLOCK, rope={}
 )
 
 

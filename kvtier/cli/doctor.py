@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import kvtier
@@ -24,6 +25,7 @@ from kvtier.content import label_bytes
 from kvtier.geometry import KVGeometry
 
 GOOD, NOTE, BAD = "good", "note", "bad"
+_NEEDS_TORCH = "`kvtier bench ttft`, `prefetch` and `overhead`, `calibrate --model`: pip install 'kvtier[lab]'"
 _INSTRUCTIONS = ("avx2", "avx512f", "sha_ni")
 
 
@@ -61,7 +63,7 @@ def _print(findings: list[Finding]) -> None:
     colours = {GOOD: "green", NOTE: "yellow", BAD: "red"}
     for finding in findings:
         mark = f"[{colours[finding.verdict]}]{finding.verdict}[/]"
-        table.add_row(finding.what, finding.found, mark, finding.advice)
+        table.add_row(finding.what, escape(finding.found), mark, escape(finding.advice))
     Console().print(table)
 
 
@@ -170,7 +172,7 @@ def _disk(config: CacheConfig) -> Finding:
 def _torch() -> Finding:
     spec = find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
-        return Finding("torch", "not installed", NOTE, "only `kvtier bench ttft` needs it: pip install 'kvtier[lab]'")
+        return Finding("torch", "not installed", NOTE, _NEEDS_TORCH)
     # Read, not imported: importing takes seconds, and a build for another machine may not load.
     lines = _lines(str(Path(next(iter(spec.submodule_search_locations))) / "version.py"))
     cuda = next((line.split("=", 1)[1].strip(" '\"") for line in lines if line.startswith("cuda")), "None")

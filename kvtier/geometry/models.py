@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvtier.arguments import words
+
 ITEM_BYTES = {
     "float64": 8,
     "float32": 4,
@@ -78,10 +80,11 @@ KNOWN = {
 
 def known(name: str) -> Shape:
     """The shape of a model known by name. ValueError gives the nearest and all known names otherwise."""
-    shape = KNOWN.get(name.lower())
+    shape = KNOWN.get(words("model", name).lower())
     if shape is None:
-        near = difflib.get_close_matches(name.lower(), KNOWN, n=1, cutoff=0.0)
-        raise ValueError(f"model {name!r} is not known; did you mean {near[0]!r}? Known are {', '.join(KNOWN)}")
+        near = difflib.get_close_matches(name.lower(), KNOWN, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"model {name!r} is not known; {hint}Known are {', '.join(KNOWN)}")
     return shape
 
 

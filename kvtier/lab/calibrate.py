@@ -17,6 +17,7 @@ from kvtier.catalog import Tier
 from kvtier.config import CacheConfig, DiskConfig, HostConfig
 from kvtier.geometry import KVGeometry
 from kvtier.lab import machine
+from kvtier.lab.stores import temporary_store
 from kvtier.manager import CacheManager
 from kvtier.namespace import Namespace
 from kvtier.profile import Profile
@@ -47,8 +48,6 @@ def calibrate(
 
     Raises ValueError for what cannot be measured, OSError where the disk refuses.
     """
-    from kvtier.lab.rig import temporary_store
-
     with ExitStack() as stack:
         disk = DiskConfig()
         largest = max(size for size in _SIZES if size == 1 or size * geometry.page_bytes <= _MOST_BYTES)

@@ -17,8 +17,9 @@ import numpy as np
 
 from kvtier.geometry import KVGeometry
 from kvtier.lab.results import BytesMoved, ContextRow, Source, Spread, TokensByTier
-from kvtier.lab.rig import FLUSH_SECONDS, Progress, ProofError, busiest, empty_faster, lane_rates, with_store
+from kvtier.lab.rig import FLUSH_SECONDS, Progress, ProofError, busiest, empty_faster, lane_rates
 from kvtier.lab.settings import Shape
+from kvtier.lab.stores import with_store
 from kvtier.lab.ttft import Sample
 from kvtier.manager import CacheManager
 from kvtier.namespace import Namespace

@@ -19,7 +19,7 @@ from kvtier.lab.engine import LabEngine
 from kvtier.lab.figures import Figure
 from kvtier.lab.meter import CallMeter
 from kvtier.lab.paced import PacedModel
-from kvtier.lab.rig import temporary_store
+from kvtier.lab.stores import temporary_store
 from kvtier.manager import CacheManager
 from kvtier.tiers.device import DevicePool
 

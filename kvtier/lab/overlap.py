@@ -21,7 +21,8 @@ from kvtier.config import CacheConfig, DiskConfig, HostConfig
 from kvtier.lab.engine import LabEngine
 from kvtier.lab.figures import Figure
 from kvtier.lab.paced import PacedModel
-from kvtier.lab.rig import ProofError, empty_faster, temporary_store
+from kvtier.lab.rig import ProofError, empty_faster
+from kvtier.lab.stores import temporary_store
 from kvtier.manager import CacheManager
 from kvtier.plane import LocalDataPlane
 from kvtier.tiers.device import DevicePool

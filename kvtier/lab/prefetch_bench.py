@@ -27,7 +27,8 @@ from kvtier.lab.engine import LabEngine
 from kvtier.lab.paced import PacedModel
 from kvtier.lab.prefetch_results import Arms, PrefetchResult, PrefetchRow
 from kvtier.lab.results import Spread
-from kvtier.lab.rig import ProofError, empty_faster, open_model, temporary_store
+from kvtier.lab.rig import ProofError, empty_faster, open_model
+from kvtier.lab.stores import temporary_store
 from kvtier.manager import CacheManager
 from kvtier.plane import LocalDataPlane
 from kvtier.tiers.device import DevicePool

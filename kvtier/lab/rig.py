@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +12,8 @@ from kvtier.catalog import Tier
 from kvtier.lab.engine import LabEngine
 from kvtier.lab.model import LabModel, load_model, random_config
 from kvtier.lab.results import BytesMoved, LaneRate
-from kvtier.lab.settings import BenchError, Shape
+from kvtier.lab.settings import Shape
+from kvtier.lab.stores import with_store
 from kvtier.manager import CacheManager
 from kvtier.plane import LocalDataPlane
 from kvtier.tiers.device import DevicePool
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from kvtier.config import CacheConfig
     from kvtier.lab.request import Result
 
-__all__ = ["Progress", "ProofError", "Rig", "open_model", "shape_of", "temporary_store"]
+__all__ = ["Progress", "ProofError", "Rig", "open_model", "shape_of"]
 
 Progress = Callable[[str, float], None]
 """Told what is being done, and the share of the whole that is done, 0 to 1."""
@@ -67,27 +66,6 @@ def shape_of(model: LabModel, block_size: int) -> Shape:
     """What sizes are reckoned with for ``model``."""
     geometry = model.geometry(block_size)
     return Shape(model.name, block_size, geometry.payload_bytes, geometry.page_bytes, model.context_limit)
-
-
-@contextmanager
-def temporary_store(parent: Path) -> Iterator[Path]:
-    """A directory for the disk tier, removed with all that is in it however the run ends."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=".kvtier-bench-", dir=parent))
-    except OSError as error:
-        raise BenchError(
-            f"disk-path: {str(parent)!r}: {error.strerror}; expected a directory that can be written"
-        ) from None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def with_store(config: CacheConfig, stack: ExitStack, parent: Path | None) -> CacheConfig:
-    """``config`` with a disk tier in a temporary store below ``parent``, which goes when ``stack`` ends."""
-    path = None if parent is None else stack.enter_context(temporary_store(parent))
-    return config.model_copy(update={"disk": config.disk.model_copy(update={"path": path})})
 
 
 class Rig:

@@ -56,6 +56,7 @@ class _Geometry:
     dtype: str = "bfloat16"
     layers: int = _LAYERS
     payload_bytes: int = _LAYERS << 18  # so large that any load is worth cutting
+    layout_tag: str = "s"
 
 
 class SimulatedEngine:

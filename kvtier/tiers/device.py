@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -9,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier import _core
-from kvtier.config import readable_size
+from kvtier.arguments import instance
+from kvtier.config import ConfigError, readable_size
 from kvtier.geometry import KVGeometry
 from kvtier.tiers.cuda import CudaDevice
 
@@ -28,9 +30,10 @@ class DevicePool:
     def __init__(
         self, geometry: KVGeometry, tensors: Mapping[str, Any] | Sequence[Any], *, cuda: CudaDevice | None = None
     ) -> None:
-        adopted = geometry.adopt(tensors)
+        adopted = instance("geometry", geometry, KVGeometry).adopt(tensors)
         if cuda is None and adopted.device is not None:
             cuda = CudaDevice.of(adopted.device)
+        self._holder: weakref.ref[object] | None = None
         self.cuda = cuda
         self.geometry = geometry
         self.tensors = tensors
@@ -48,7 +51,22 @@ class DevicePool:
         """A pool over zeroed NumPy arrays of its own, for tests, benchmarks and machines without an engine."""
         if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
             raise ValueError(f"device pool: slots is {slots!r}; expected a whole number above zero")
-        return cls(geometry, geometry.allocate(slots))
+        instance("geometry", geometry, KVGeometry)
+        try:
+            return cls(geometry, geometry.allocate(slots))
+        except (MemoryError, OverflowError, ValueError):
+            need = readable_size(slots * geometry.payload_bytes)
+            raise ValueError(f"device pool: slots is {slots}, of {need} in all; expected what fits in memory") from None
+
+    def claim(self, holder: object) -> None:
+        """Take the pool for one cache, as long as `holder` lives: two caches would hand out the same slots."""
+        if self._holder is not None and self._holder() is not None:
+            raise ConfigError("device: another cache has this pool; close that one, or give each its own")
+        self._holder = weakref.ref(holder)
+
+    def give_back(self) -> None:
+        """The cache that had it is closed."""
+        self._holder = None
 
     @property
     def segments(self) -> int:

@@ -81,8 +81,26 @@ def test_sections_can_be_given_as_objects() -> None:
     assert load(environ={"KVTIER_HOST__WRITE": "never"}, host=HostConfig(size=1 << 20)).host.write == "never"
 
 
-def test_an_empty_path_means_no_disk() -> None:
-    assert load(environ={"KVTIER_DISK__PATH": ""}).disk.path is None
+def test_no_disk_is_said_and_not_what_a_forgotten_variable_means() -> None:
+    assert load(environ={"KVTIER_DISK__PATH": "none"}).disk.path is None
+    for environ, key in (({"KVTIER_DISK__PATH": ""}, "disk.path"), ({"KVTIER_PROFILE": ""}, "profile")):
+        with pytest.raises(ConfigError, match=rf"^{key}: '': expected a path, or none"):
+            load(environ=environ)
+
+
+def test_a_fault_says_where_the_value_came_from(tmp_path: Path) -> None:
+    file = tmp_path / "kvtier.toml"
+    file.write_text('[host]\nsize = "nothing"\n')
+    with pytest.raises(ConfigError, match=rf"^host\.size: 'nothing': expected .* \(in {file}\)$"):
+        load(file)
+    with pytest.raises(ConfigError, match=r"^foo: unknown key .* \(in the variable KVTIER_FOO\)$"):
+        load(environ={"KVTIER_FOO": "1"})
+    with pytest.raises(ConfigError, match=r"^host\.size: 'less': expected [^(]*$"):
+        load(file, **{"host.size": "less"})
+
+
+def test_variables_of_the_tests_configure_nothing() -> None:
+    assert load(environ={"KVTIER_SEED": "5", "KVTIER_TRACES": "/tmp"}) == CacheConfig()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ EACH = 5e-3  # seconds to compute a block
 class Geometry:
     block_size = BLOCK
     dtype = "bfloat16"
+    layout_tag = "test"
 
 
 class Engine:

@@ -311,6 +311,7 @@ def test_pages_of_an_early_report_are_nobodys_until_the_final_one(namespace):
     plane = Plane({Tier.DEVICE: 16, Tier.HOST: 16, Tier.DISK: 16}, 0)
     config = CacheConfig(block_size=BLOCK, host={"write": "never"}, disk={"write": "never"})
     geometry = KVGeometry.named("smollm2-135m", block_size=BLOCK)
+    namespace = namespace.with_(layout=geometry.layout_tag)
     manager = CacheManager(config, geometry, namespace, None, plane=plane)
     manager.get_computed_blocks("a", PROMPT)
     manager.allocate_slots("a", len(PROMPT))
@@ -566,11 +567,11 @@ def test_closing_lets_what_is_under_way_arrive(geometry, namespace, tmp_path):
         rig.run("a", PROMPT)
         rig.manager.close()
         rig.manager.close()
-        with pytest.raises(ValueError, match="after close"):
+        with pytest.raises(ValueError, match="the cache is closed"):
             rig.manager.get_computed_blocks("b", PROMPT)
 
 
-@pytest.mark.parametrize("change", [{"block_size": 8}, {"dtype": "float16"}], ids=["block_size", "dtype"])
+@pytest.mark.parametrize("change", [{"block_size": 8}, {"dtype": "float16"}, {"layout": "other"}], ids=str)
 def test_refuses_a_namespace_that_says_something_else_than_the_geometry(geometry, namespace, change):
     with pytest.raises(ValueError, match=rf"^{next(iter(change))}: .*must agree"):
         Rig(geometry, namespace.with_(**change))

@@ -36,7 +36,9 @@ def resident():
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 geometry = KVGeometry.named("smollm2-135m", block_size=4)
-names = Namespace(model="m", revision="1", dtype="bfloat16", rope={}, layout="l", attention="a", block_size=4)
+names = Namespace(
+    model="m", revision="1", dtype="bfloat16", rope={}, layout=geometry.layout_tag, attention="a", block_size=4
+)
 pool = DevicePool.allocate(geometry, 64)
 pool.fill(np.arange(64), 1)
 config = CacheConfig(block_size=4, host={"size": "256MiB"}, disk={"path": sys.argv[1], "size": "64MiB"})
@@ -73,7 +75,7 @@ def test_what_the_machine_cannot_give_is_refused_before_anything_is_taken():
 def test_more_than_the_machine_has_leaves_nothing_behind(namespace, tmp_path):
     geometry = KVGeometry.named("smollm2-135m", block_size=4)
     config = CacheConfig(block_size=4, host={"size": "900TiB"}, disk={"path": tmp_path, "size": "8MiB"})
-    pool = DevicePool.allocate(geometry, 4)
+    pool, namespace = DevicePool.allocate(geometry, 4), namespace.with_(layout=geometry.layout_tag)
     with pytest.raises(ConfigError, match=r"host\.size"):
         CacheManager(config, geometry, namespace, pool)
     smaller = CacheConfig(block_size=4, host={"size": "8MiB"}, disk={"path": tmp_path, "size": "8MiB"})

@@ -137,7 +137,7 @@ def test_only_the_positions_that_will_be_read_are_brought(engine):
     engine.manager.expect("e", engine.tokens(1), 0.1, positions=(2 * BLOCK, 5 * BLOCK + 1))
     wait(engine, 0.1)
     assert engine.plane.pages["stage"] - before == 4
-    with pytest.raises(ValueError, match=r"positions: \(5, 5\) of request 'e'"):
+    with pytest.raises(ValueError, match=r"positions: \(5, 5\); accepted: whole numbers with 0 <= first < last"):
         engine.manager.expect("e", engine.tokens(1), 0.1, positions=(5, 5))
 
 

@@ -18,6 +18,7 @@ def test_copying_ahead_comes_to_an_end_in_a_host_of_any_size(host, low, high, na
     plane = EventPlane({Tier.DEVICE: 12, Tier.HOST: host})
     config = CacheConfig(block_size=BLOCK, host={"write": "ahead"}, watermarks={"low": low, "high": high})
     geometry = KVGeometry.named("smollm2-135m", block_size=BLOCK)
+    namespace = namespace.with_(layout=geometry.layout_tag)
     manager = CacheManager(config, geometry, namespace, None, plane=plane, clock=plane.clock)
     for number in range(3):
         prompt = list(range(100 * number, 100 * number + 4 * BLOCK))
