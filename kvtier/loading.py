@@ -236,7 +236,8 @@ class Loader:
         nodes, request, deadline = sequence.nodes, sequence.request, sequence.deadline
         brought = None
         if start and self.layers is not None:
-            brought = self._placement.bring_by_layer(nodes, request, deadline, self.layers)
+            held = sequence.origin[: len(nodes)] == Tier.DEVICE
+            brought = self._placement.bring_by_layer(nodes, held, request, deadline, self.layers)
         if brought is None:
             brought = self._placement.bring(nodes, request, deadline, start=start)
         sequence.nodes = nodes[: brought.blocks]

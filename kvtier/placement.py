@@ -160,10 +160,15 @@ class Placement:
                 break
         return Bringing(end, tuple(tickets), tuple(counts), bool((plan[:end] == _Plan.WAIT).any()))
 
-    def bring_by_layer(self, nodes: Nodes, request: int, deadline: float, layers: Layers) -> Bringing | None:
+    def bring_by_layer(
+        self, nodes: Nodes, held: npt.NDArray[np.bool_], request: int, deadline: float, layers: Layers
+    ) -> Bringing | None:
         """As :meth:`bring`, all that the device lacks as one transfer in slices. None, and nothing was ordered: not all
-        of it is in host memory, or it is too little to be cut."""
+        of it is in host memory, or it is too little to be cut, or what is on the device may go again meanwhile, not
+        being ``held`` there for the request (bool [blocks])."""
         plan = self._plan(nodes)
+        if not held[plan == _Plan.THERE].all():
+            return None
         wanted = np.flatnonzero(plan == _Plan.ONBOARD)
         cuts = layers.cuts(len(wanted))
         if not cuts or (np.delete(plan, wanted) != _Plan.THERE).any():

@@ -32,6 +32,7 @@ def seed() -> int:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sim-seed", type=int, help="tell only the story of this seed; shrink it if it fails")
     parser.addoption("--sim-steps", type=int, default=1500, help="steps of that story (default: %(default)s)")
+    parser.addoption("--sim-shrink", type=int, default=2000, help="most runs to shrink it (default: %(default)s)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

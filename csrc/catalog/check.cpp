@@ -91,8 +91,8 @@ std::string Catalog::check_transfers(std::vector<std::uint32_t>* pins) const {
         if (t < 0) continue;
         const Page& page = pages_.page(t, node);
         if (page.residency() != Residency::kFilling && page.residency() != Residency::kDraining)
-          return name("ticket", transfer.ticket) + name(" fills a page of node", node) +
-                 " that is neither filling nor draining";
+          return name("ticket", transfer.ticket) + name(" still fills the page of node", node) +
+                 (page.ready() ? ", which is ready already" : ", whose slot was freed");
         if (pages_.filler(t, page.slot) != transfer.ticket)
           return name("ticket", transfer.ticket) + " fills a slot of another";
         ++filled[static_cast<std::size_t>(t)];

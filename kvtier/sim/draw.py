@@ -72,12 +72,13 @@ def draw_setup(rng: random.Random) -> Setup:
         host_write=rng.choice(_WRITES),
         disk_write=rng.choice(_WRITES),
         splits=rng.random() < 0.3,
+        layers=rng.random() < 0.25,
         low=rng.choice([0.0, 0.1, 0.3]),
         high=rng.choice([0.4, 0.6, 1.0]),
         lease_seconds=rng.choice([0.3, 2.0, 30.0]),
         load_policy=rng.choice(["always", "always", "always", "cost", "cost", "never"]),
         grace_seconds=rng.choice([0.1, 1.0]),
-        load_seconds=rng.choice([0.05, 0.2, 1.0, 10.0]),
+        load_seconds=rng.choice([0.02, 0.05, 0.2, 1.0, 10.0]),
         queue_pages=rng.choice([4, 8, 24, 1000]),
         spare_nodes=rng.choice([2, 20, 200]),
         spaces=rng.choice([1, 1, 1, 2, 3, 5]),
@@ -115,6 +116,8 @@ class Drawer:
         self._page_fault = rng.choice([0.0, 0.05, 0.1, 0.1, 0.1]) if faults else 0.0
         kinds = {**_ENGINE, **_CALM, **(_FAULTS if faults else {})}
         habits = {kind: 1.0 if kind in _ALWAYS else rng.choice([0.0, 1.0, 1.0, 4.0]) for kind in kinds}
+        if rng.random() < 0.4:  # loads take longer than they may
+            habits |= {"advance": 0.25, "tick": 2.0}
         if not setup.disk:
             habits |= {kind: 0.0 for kind in ("offline", "evict") if kind in habits}
         self._weights = list(accumulate(kinds[kind] * habits[kind] for kind in kinds))

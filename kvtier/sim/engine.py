@@ -110,7 +110,8 @@ class SimulatedEngine:
         )
         if setup.splits:
             self.manager.can_split()
-        self.manager.can_wait_for_layers()
+        if setup.layers:
+            self.manager.can_wait_for_layers()
         self.catalog = self.manager.catalog
         self.counts["pages adopted"] += self.manager.adopted
 

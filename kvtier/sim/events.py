@@ -82,6 +82,7 @@ class EventPlane:
         self._capacity = dict(capacity)
         self._queue_pages = queue_pages
         self._running: dict[int, Running] = {}
+        self._tickets: set[int] = set()
         self._unheard: dict[int, Running] = {}  # those whose last report has not been delivered
         self._claims = Claims()
         self._reports: list[Completion] = []
@@ -103,8 +104,9 @@ class EventPlane:
         if sum(len(running.open) for running in self._running.values()) + transfer.slots.shape[1] > self._queue_pages:
             self.counts["fault: queue full"] += 1
             return False
-        if transfer.ticket in self._unheard:
+        if transfer.ticket in self._tickets:  # also long after: a word about the one would settle the other
             self._violation(f"ticket {transfer.ticket} was submitted twice")
+        self._tickets.add(transfer.ticket)
         running = Running(transfer, self.clock.now)
         if running.path[0] is Tier.DISK and self.asked is not None:
             digests = {wanted[:DIGEST_BYTES] for wanted in running.wanted}

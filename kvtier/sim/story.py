@@ -32,6 +32,8 @@ class Setup:
     load_policy: Literal["cost", "always", "never"] = "cost"
     splits: bool = False
     """Whether the engine computes the front of a prefix while its tail loads."""
+    layers: bool = False
+    """Whether the engine waits for what comes from host memory, layer by layer: then few loads last."""
     low: float = 0.1
     high: float = 0.3
     lease_seconds: float = 5.0

@@ -179,6 +179,30 @@ def test_a_directory_reopened_under_another_namespace_serves_nothing_of_it(tmp_p
         assert _serve(manager, "again", TOKENS, WHO) == BLOCKS * BLOCK
 
 
+def test_no_call_leaves_the_salt_out(tmp_path: Path) -> None:
+    with _manager(tmp_path) as manager:
+        _serve(manager, "base", TOKENS, WHO)
+        tenant = {name: WHO[name] for name in ("salt", "adapter")}
+        for salt, blocks in ((WHO["salt"], BLOCKS), (None, 0), ("tenant-2", 0)):
+            who = WHO | {"salt": salt}
+            assert sum(manager.locate(TOKENS, **who).values()) == blocks * BLOCK, "locate left the salt out"
+            for tier in Tier.DEVICE, Tier.HOST:
+                manager.evict(tier, TOKENS, **WHO)
+            assert manager.locate(TOKENS, **WHO) == {"disk": BLOCKS * BLOCK}, "evict left the salt out"
+            assert manager.prefetch(TOKENS, **who).found == blocks, "a hint left the salt out"
+            assert manager.flush()
+            manager.evict(Tier.HOST, TOKENS, **WHO)
+            manager.expect("next", TOKENS, 60.0, **who)  # so late that it goes no further than to the host
+            assert manager.flush()
+            came = manager.locate(TOKENS, **WHO).get("host", 0)
+            assert came == blocks * BLOCK, "an announcement left the salt out"
+            manager.dismiss("next")
+        manager.invalidate(**tenant | {"salt": "tenant-2"})
+        assert manager.locate(TOKENS, **WHO), "invalidate left the salt out"
+        manager.invalidate(**tenant)
+        assert not manager.locate(TOKENS, **WHO), "invalidate left the salt out"
+
+
 def test_media_reach_every_path(tmp_path: Path) -> None:
     with _manager(tmp_path) as manager:
         manager.get_computed_blocks("first", TOKENS[:5], salt="t")

@@ -26,12 +26,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("story_seed", SEEDS if only is None else [only])
 
 
-def told(seed: int, steps: int, **options: bool) -> None:
+def told(config: pytest.Config, seed: int, steps: int, **options: bool) -> None:
     """Tells a drawn story; one that goes wrong fails with its seed and the shortest story that does the same."""
     try:
         draw_story(seed, steps, **options)
     except BrokenStoryError as error:
-        short = shrink(error.story)
+        short = shrink(error.story, most_runs=config.getoption("--sim-shrink"))
         pytest.fail(
             f"{error}\nreplay: pytest {__file__} --sim-seed {seed} --sim-steps {steps}\n"
             f"{len(error.story.steps)} steps shrunk to {len(short.steps)}:\n{short.to_text()}",
@@ -48,12 +48,12 @@ def broken_story(seed: int) -> Story | None:
 
 
 def test_every_story_keeps_its_promises(story_seed: int, request: pytest.FixtureRequest) -> None:
-    told(story_seed, request.config.getoption("--sim-steps"))
+    told(request.config, story_seed, request.config.getoption("--sim-steps"))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_without_faults_too(seed: int) -> None:
-    told(seed, 1000, faults=False)
+def test_without_faults_too(seed: int, request: pytest.FixtureRequest) -> None:
+    told(request.config, seed, 1000, faults=False)
 
 
 # What the soak counts by the thousand has to come up in a few stories too; rarer kinds are left to the soak.
@@ -112,6 +112,33 @@ def test_a_story_that_goes_wrong_is_shrunk_to_what_matters(monkeypatch: pytest.M
     assert len(short.steps) < 20, short.to_text()
     monkeypatch.undo()
     assert complaint(short) is None
+
+
+OVERDUE = """
+{"setup": {"device": 10, "host": 3, "disk": 45, "load_policy": "always", "high": 0.6, "lease_seconds": 30.0,
+ "load_seconds": 0.02, "queue_pages": 24, "spare_nodes": 20, "spaces": 2, "requests": 5}, "end": "stop"}
+["arrive", 1, 3, 13, [1], 0]
+["arrive", 2, 2, 10, [1], 0]
+["start", 2]
+["start", 1]
+["compute", 2, 64]
+["compute", 1, 64]
+["flush", 0.5]
+["crash", 1]
+["arrive", 25, 3, 13, [2], 0]
+["start", 25]
+["advance", 12, 11, 0]
+["advance", 2, 3, 0]
+["lose", 2]
+["flush", 0.5]
+"""
+
+
+def test_an_overdue_load_keeps_its_slots_until_the_data_plane_has_said_its_last_word() -> None:
+    head, steps = OVERDUE.strip().split("}\n", 1)
+    counts = tell(Story.from_text(head.replace("\n", "") + "}\n" + steps)).counts
+    assert counts["fault: lost"] == 1
+    assert counts["tokens loaded"] == 0
 
 
 def test_a_control_plane_that_spins_is_found_out() -> None:

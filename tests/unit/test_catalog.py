@@ -235,7 +235,20 @@ def test_evicting_in_an_inverted_order_is_still_leaf_first() -> None:
     for left in (3, 2, 1, 0):
         catalog.take(Tier.HOST, 5 - left, 9)
         catalog.check()
-        assert hit(catalog, 1, 2, 3, 4) == left
+        assert hit(catalog, 1, 2, 3, 4) == left, "a block was evicted before its continuation"
+        catalog.release(9)
+
+
+def test_the_coldest_page_waits_for_its_continuation() -> None:
+    catalog = make(host=2, disk=2)
+    nodes = store(catalog, 1, 1, 2)
+    r = catalog.reserve([Tier.HOST, Tier.DISK], nodes, cold=True)  # both stay as cold as they were, the first below
+    catalog.settle(r.ticket, statuses(1, 2))
+    for left in (1, 0):
+        catalog.take(Tier.HOST, 2 - left, 9)
+        catalog.check()
+        ready = (catalog.state(nodes)[1][:, Tier.HOST] == Residency.READY).tolist()
+        assert ready == [True] * left + [False] * (2 - left), "a block was evicted before its continuation"
         catalog.release(9)
 
 
@@ -485,6 +498,23 @@ def test_a_cancelled_page_drains_until_it_settles_even_if_it_arrived() -> None:
     assert hit(catalog, 1) == 0
     assert catalog.usage(Tier.HOST).free == 8
     assert not catalog.cancel(r.ticket)
+
+
+def test_a_cancelled_slot_stays_taken_until_no_copy_can_touch_it() -> None:
+    catalog = make(host=2, device=2, disk=2)
+    nodes = store(catalog, 1, 1, 2, tier=Tier.DISK)
+    r = catalog.reserve([Tier.DISK, Tier.HOST, Tier.DEVICE], nodes, 7)
+    catalog.cancel(r.ticket)
+    catalog.check()
+    catalog.release(7)  # who asked for it has gone; what fills the slots goes on
+    catalog.check()
+    assert [catalog.usage(tier).draining for tier in (Tier.HOST, Tier.DEVICE)] == [2, 2]
+    catalog.settle(r.ticket, np.array([[OK, OK], [PENDING, PENDING]], np.uint8))  # the middle is read now
+    catalog.check()
+    assert [catalog.usage(tier).draining for tier in (Tier.HOST, Tier.DEVICE)] == [2, 2]
+    catalog.settle(r.ticket, statuses(2, 2))
+    catalog.check()
+    assert [catalog.usage(tier).free for tier in (Tier.HOST, Tier.DEVICE)] == [2, 2]
 
 
 def test_release_in_mid_transfer_leaks_nothing() -> None:

@@ -98,6 +98,21 @@ def test_what_the_disk_has_comes_whole(engine):
     assert not any(transfer.cuts for transfer in engine.plane.log)
 
 
+def test_what_may_leave_the_device_meanwhile_makes_it_come_whole(engine):
+    manager, tokens = engine.manager, engine.tokens(1)
+    manager.can_wait_for_layers()
+    manager.get_computed_blocks("a", tokens)
+    start(engine, "b", tokens[: 8 * BLOCK + 1])
+    while not manager.ready("b"):
+        manager.poll(0.1)
+    manager.free("b")  # its pages are on the device, and nobody keeps them there
+    manager.allocate_slots("a", len(tokens))
+    assert not manager.comes_by_layer("a")
+    while not manager.ready("a"):
+        manager.poll(0.1)
+    assert manager.num_computed_tokens("a") == BLOCKS * BLOCK
+
+
 @pytest.mark.parametrize("why", ["slow", "failed", "reset", "preempted", "late"])
 def test_a_wait_ends_when_it_will_not_come(engine, why):
     manager, plane, tokens = engine.manager, engine.plane, engine.tokens(1)

@@ -75,6 +75,17 @@ def test_what_was_stored_is_found_behind_what_the_engine_has(namespace):
     assert rig.manager.stats().tokens_found == {"host": 3 * BLOCK}
 
 
+def test_a_salt_is_a_namespace_of_its_own(namespace):
+    rig = Rig(namespace, disk=0)
+    rig.manager.match("a", chain(0), salt="t")
+    rig.compute("a", chain(3), 1, 2, 3)
+    rig.settle()
+    rig.manager.free("a")
+    for name, salt, found in (("b", "t", 3), ("c", None, 0), ("d", "u", 0)):
+        assert rig.manager.match(name, chain(4), salt=salt).blocks == found, "a match left the salt out"
+        rig.manager.free(name)
+
+
 def test_nothing_is_stored_twice_not_even_while_it_is_on_its_way(namespace):
     rig = Rig(namespace, disk=0)
     rig.compute("a", chain(3), 1, 2, 3)
