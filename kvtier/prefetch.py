@@ -20,7 +20,7 @@ So a wrong hint costs idle bandwidth and a share of the coldest pages, and never
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
@@ -53,6 +53,7 @@ _PART_BYTES = 4 << 20  # of one transfer at most, and no more than the lane move
 _PART_SECONDS = 0.02
 _WORTH = 4  # of what it lacks the most urgent hint takes a part of one in so many or more
 _LIMIT = 4096  # hints
+_A_STEP = 2  # hints that are looked for, as many that are given up, and as many sent on, in one step of the engine
 _SOON = 0.25  # seconds before its expected start from which a request's pages go on to the device: some steps
 
 
@@ -118,7 +119,8 @@ class Prefetcher:
         self._urgent: list[tuple[float, int, _Expected]] = []  # heaps by expected start, with stale entries:
         self._overdue: list[tuple[float, int, _Expected]] = []  # those to be served, all,
         self._coming: list[tuple[float, int, _Expected]] = []  # and those that will go on to the device,
-        self._soon: dict[str, _Expected] = {}  # which these do when all of theirs is in host memory
+        self._soon: deque[_Expected] = deque()  # which these do when all of theirs is in host memory
+        self._looks = 0  # that may still be had in this step
         self.blocks: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         """Blocks by what became of them; those still to be used are in none of the counts."""
 
@@ -193,7 +195,6 @@ class Prefetcher:
 
     def _forget(self, expected: _Expected) -> None:
         del self._expected[expected.name]
-        self._soon.pop(expected.name, None)
         self._lifted -= len(expected.lifted)
         for ticket in expected.tickets:
             del self._by_ticket[ticket]
@@ -209,20 +210,29 @@ class Prefetcher:
         for ticket in self._by_ticket.keys() & ended.keys():
             self._by_ticket.pop(ticket).tickets.discard(ticket)
         now = self._clock()
-        while self._overdue and (self._is_stale(self._overdue[0]) or self._overdue[0][0] + self._grace < now):
-            entry = heappop(self._overdue)
-            if not self._is_stale(entry):
-                self._give_up(entry[2])
+        for expected in self._reached(self._overdue, now - self._grace):
+            self._give_up(expected)
+        self._looks = _A_STEP
         while len(self._by_ticket) < _AT_A_TIME and self._issue_next():
             pass
-        while self._coming and (self._is_stale(self._coming[0]) or self._coming[0][0] - _SOON <= now):
-            entry = heappop(self._coming)
-            if not self._is_stale(entry) and not len(entry[2].lifted):
-                self._soon[entry[2].name] = entry[2]
-        for expected in list(self._soon.values()):
-            if expected.wanted is not None and not expected.tickets and expected.issued == len(expected.wanted):
-                del self._soon[expected.name]
+        self._soon.extend(self._reached(self._coming, now + _SOON))
+        for _ in range(min(_A_STEP, len(self._soon))):
+            expected = self._soon.popleft()
+            if self._expected.get(expected.name) is not expected or len(expected.lifted):
+                continue
+            if expected.wanted is None or expected.tickets or expected.issued < len(expected.wanted):
+                self._soon.append(expected)  # not all of it is in host memory yet
+            else:
                 self._lift(expected)
+
+    def _reached(self, heap: list[tuple[float, int, _Expected]], until: float) -> list[_Expected]:
+        """Of those in ``heap`` the next ones that are due by then, as many as a step may deal with."""
+        found: list[_Expected] = []
+        while heap and len(found) < _A_STEP and (self._is_stale(heap[0]) or heap[0][0] < until):
+            entry = heappop(heap)
+            if not self._is_stale(entry):
+                found.append(entry[2])
+        return found
 
     def _lift(self, expected: _Expected) -> None:
         """Send on to the device what lacks there of a request that will start soon."""
@@ -257,6 +267,9 @@ class Prefetcher:
                 heappop(self._urgent)
                 continue
             if expected.wanted is None:
+                if not self._looks:
+                    return False  # in the next step
+                self._looks -= 1
                 expected.wanted = self._find(expected)
             missing, room = len(expected.wanted) - expected.issued, self._room - self._held
             if missing > room and room * _WORTH < missing and self._held > expected.issued:

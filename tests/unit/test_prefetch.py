@@ -224,6 +224,31 @@ def test_demand_is_served_before_what_is_brought_ahead(engine):
     assert seconds < allowed + 5e-3, engine.manager.explain(name)
 
 
+def test_however_many_hints_there_are_a_step_looks_for_few(engine, monkeypatch):
+    manager, match = engine.manager, engine.manager.catalog.match
+    looked, dropped = [], []
+    give_up = manager._prefetcher._give_up
+
+    def count(*args):
+        looked.append(args)
+        return match(*args)
+
+    monkeypatch.setattr(manager.catalog, "match", count)
+    monkeypatch.setattr(manager._prefetcher, "_give_up", lambda expected: (dropped.append(expected), give_up(expected)))
+    for number in range(300):  # of the same pages: there is nothing to wait for between two of them
+        manager.expect(f"e{number}", engine.tokens(1 + number % 2), 0.1)
+    most = [0, 0]
+    for step in range(1000):
+        before = len(looked), len(dropped)
+        engine.plane.advance(0.002 if step < 500 else 0.05)
+        manager.poll()
+        most = [max(most[0], len(looked) - before[0]), max(most[1], len(dropped) - before[1])]
+    assert most == [2, 2]
+    assert len(looked) == len(dropped) == 300, "and each gets its turn"
+    assert not manager._prefetcher._expected
+    assert manager.stats().slots["host"]["pinned"] == 0
+
+
 def test_a_thousand_useless_hints_leave_the_hot_set_where_it_is(namespace, seed):
     """The hot set fills the host but for the share that may hold what is brought ahead."""
     rng = random.Random(seed)
