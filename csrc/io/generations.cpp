@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <system_error>
 #include <vector>
 
@@ -154,6 +155,7 @@ void Generations::append(const JournalEntry& made) {
     rewrite();
     return;
   }
+  check_numbers(made.generation, made.sequence);
   for (const std::uint64_t copy : {std::uint64_t{0}, copy_bytes(capacity_)}) {
     const std::uint64_t at = copy + used_ * sizeof(made);
     files::check(files::write_all(file_.get(), &made, sizeof(made), at), "cannot write " + path());
@@ -163,11 +165,17 @@ void Generations::append(const JournalEntry& made) {
   ++used_;
 }
 
+// Nothing is written that right() would not take.
+void Generations::check_numbers(std::uint64_t generation, std::uint64_t sequence) const {
+  const bool fit = generation <= kMaxGeneration && sequence <= kMaxSequence;
+  files::check(fit ? 0 : -EOVERFLOW, "cannot number what follows in " + path());
+}
+
 // A new journal with one entry per namespace takes the old one's place in one step.
 void Generations::rewrite() {
   std::vector<JournalEntry> entries(capacity_);
   std::size_t used = 0;
-  std::uint64_t sequence = sequence_;
+  std::uint64_t sequence = sequence_, highest = 0;
   {
     std::lock_guard lock(mutex_);
     if (spaces_.size() > capacity_ / 2) {
@@ -178,8 +186,11 @@ void Generations::rewrite() {
     entries[used++] = entry(JournalKind::kMinimum, minimum_, nullptr, ++sequence);
     for (const auto& [space, generation] : spaces_) {
       entries[used++] = entry(JournalKind::kSpace, generation, space.data(), ++sequence);
+      highest = std::max(highest, generation);
     }
+    highest = std::max(highest, minimum_);
   }
+  check_numbers(highest, sequence);
   const std::string fresh = path() + ".new";
   files::Fd file = files::open(fresh, O_RDWR | O_CREAT | O_TRUNC);
   files::check(files::preallocate(file.get(), bytes()), "cannot reserve space for " + fresh);

@@ -34,7 +34,9 @@ class Generations {
   // Empty, or what is wrong with the journal; restart() must follow then. Entries that are right count in any case.
   std::string load();
   bool mended() const { return mended_; }  // load() found entries in one place only; the next advance() writes all anew
-  // Writes a journal anew in which every generation up to `highest` is invalid.
+  // Writes a journal anew in which every generation up to `highest` is invalid. Throws std::system_error when it cannot
+  // be written, or when what it has to go beyond leaves no number that a reader would take (EOVERFLOW): nobody counts
+  // so far, but a forged store may say so.
   void restart(std::uint64_t highest, std::uint64_t sequence_seen);
 
   std::uint64_t of(const std::uint8_t* space) const;
@@ -67,6 +69,7 @@ class Generations {
   std::string adopt(const std::vector<JournalEntry>& first, const std::vector<JournalEntry>& second);
   void append(const JournalEntry& entry);
   void rewrite();
+  void check_numbers(std::uint64_t generation, std::uint64_t sequence) const;
   std::uint64_t bytes() const { return bytes(capacity_); }
   std::string path() const { return dir_ + "/generations"; }
 

@@ -196,6 +196,34 @@ TEST_CASE("damage to one of a journal's two copies loses nothing, and is mended 
   }
 }
 
+TEST_CASE("a journal whose numbers are used up says so, and keeps what it had") {
+  const auto used_up = [](const std::function<void()>& act) {
+    try {
+      act();
+    } catch (const std::system_error& error) {
+      return error.code().value() == EOVERFLOW;
+    }
+    return false;
+  };
+  const Space one = space_of(1);
+  TempDir dir;
+  disk::Generations journal(dir.path(), kStore, 8);
+  journal.restart(disk::kMaxGeneration - 1, 0);
+  for (const auto* space : {one.data(), static_cast<const std::uint8_t*>(nullptr)})
+    CHECK(used_up([&] { journal.advance(space); }));
+  CHECK(journal.of(one.data()) > disk::kMaxGeneration);  // in force here, as after any failure
+  disk::Generations again(dir.path(), kStore, 8);
+  CHECK(again.load().empty());
+  CHECK(again.of(one.data()) == disk::kMaxGeneration);
+  CHECK(used_up([&] { again.restart(0, disk::kMaxSequence); }));
+  CHECK(again.load().empty());
+  disk::Generations last(dir.path(), kStore, 8);
+  last.restart(0, disk::kMaxSequence - 2);
+  CHECK(last.advance(one.data()) > 0);
+  CHECK(used_up([&] { last.advance(one.data()); }));
+  CHECK(disk::Generations(dir.path(), kStore, 8).load().empty());
+}
+
 TEST_CASE("a page's record is served only to its identity, until it is cleared or invalidated") {
   TempDir dir;
   const auto store = DiskStore::open(options_in(dir));

@@ -107,6 +107,22 @@ std::unique_ptr<std::map<Space, std::uint64_t>> read_journal(const Bytes& bytes,
   return said;
 }
 
+// Whether `act` found a number for what it had to write. If there is none left it says so, and writes nothing.
+template <class Act>
+bool found_a_number(const disk::Generations& journal, const std::string& path, Act act) {
+  const Bytes before = read_file(path);
+  try {
+    act();
+    return true;
+  } catch (const std::system_error& error) {
+    require(error.code().value() == EOVERFLOW, std::string("a journal cannot be written: ") + error.what());
+    require(journal.highest() > disk::kMaxGeneration || journal.sequence() + kJournal > disk::kMaxSequence,
+            "there were numbers left");
+    require(read_file(path) == before, "a journal without numbers was changed");
+    return false;
+  }
+}
+
 }  // namespace
 
 void fuzz_record(Reader& in) {
@@ -168,15 +184,17 @@ void fuzz_journal(Reader& in) {
       require(read.of(space.data()) == generation, "a namespace has another generation than the journal says");
   } else {
     require(highest <= disk::kMaxGeneration, "a generation out of range was taken");
-    const std::uint64_t seen = in.byte();
-    read.restart(seen, in.number() >> 2);
+    const std::uint64_t seen = in.byte(), sequence = in.number() >> 2;
+    if (!found_a_number(read, path, [&] { read.restart(seen, sequence); })) return;
     highest = std::max(highest, seen) + 1;
     for (const Space& space : {Space{}, Space{1}, Space{2}, Space{9}})
       require(read.of(space.data()) >= highest, "a restart left something valid");
   }
   const Space one{1};
   const std::uint64_t before = read.of(one.data());
-  require(read.advance(one.data()) > before, "a generation did not rise");
+  const bool written = found_a_number(read, path, [&] { read.advance(one.data()); });
+  require(read.of(one.data()) > before, "a generation did not rise");
+  if (!written) return;
   disk::Generations again(dir.path(), kStore, kJournal);
   const std::string after = again.load();
   require(after.empty(), "what was written cannot be read: " + after);
@@ -196,7 +214,8 @@ std::vector<Input> journal_seeds() {
        2, 72, second, 255, 255, 255, 255, 255, 255, 255, 255},                //
       {0, 0, 2, 4, 64, 0, 64, 4, 64, second, 64},                             // a hole
       {0, 0, 1, 3, 64, 0, 128, 0, 64, 0},                                     // an entry twice
-      {0, 0, 1, 197, 100, 0}};                                                // cut
+      {0, 0, 1, 197, 100, 0},                                                 // cut
+      {0, 0, 1, 197, 100, 0, 9, 255, 255, 255, 255, 255, 255, 255, 255}};     // and begun again at the last number
 }
 
 void fuzz_store(Reader& in) {
@@ -260,6 +279,9 @@ void fuzz_store(Reader& in) {
     require(std::string(refused.what()).find('\n') == std::string::npos, "a refusal has more than one line");
     require(read_file(table_path) == found.table, "a store that was refused was changed");
     return;
+  } catch (const std::system_error& failed) {
+    require(failed.code().value() == EOVERFLOW, std::string("a store cannot be opened: ") + failed.what());
+    return;
   }
   const auto inventory = store->scan();
   require(inventory.slots.size() == store->adopted(), "the inventory is not what was adopted");
@@ -292,12 +314,13 @@ std::vector<Input> store_seeds() {
           {0, 0, 1, 0, 40, record},                                             // a bit of a record
           {1, 0, 1, 2, 32 + 96, record, 255, 255, 255, 255, 255, 255, 255, 9},  // a generation, mended
           {1, 0, 1, 2, 16, record, 255, 255, 255, 255, 255, 255, 255, 255},     // what it knows of the journal, mended
-          {8, 0, 1, 2, 24, record + 3, 0, 0, 0, 0, 0, 0, 0, 0},                 // a page checksum of 0, mended
-          {0, 0, 1, 197, 80, record},                                           // a table cut
-          {0, 0, 1, 197, 220, record, 0, 0, 1, 197, 100, 0},                    // in a record's zeros, and a journal
-          {0, 0, 0, 0, 0, 1, 0, 70, 0},                                         // a bit of the journal
-          {0, 0, 0, 0, 0, 2, 4, 64, 0, 200, 4, 64, 16, 200},                    // its end is missing
-          {0, 0, 0, 0, 0, 0, 1, 0, 40}};                                        // a slab cut
+          {1, 0, 1, 2, 16, record, 0, 0, 0, 0, 0, 0, 0, 64},     // the last number of the journal, mended
+          {8, 0, 1, 2, 24, record + 3, 0, 0, 0, 0, 0, 0, 0, 0},  // a page checksum of 0, mended
+          {0, 0, 1, 197, 80, record},                            // a table cut
+          {0, 0, 1, 197, 220, record, 0, 0, 1, 197, 100, 0},     // in a record's zeros, and a journal
+          {0, 0, 0, 0, 0, 1, 0, 70, 0},                          // a bit of the journal
+          {0, 0, 0, 0, 0, 2, 4, 64, 0, 200, 4, 64, 16, 200},     // its end is missing
+          {0, 0, 0, 0, 0, 0, 1, 0, 40}};                         // a slab cut
 }
 
 }  // namespace kvtier::fuzz
