@@ -58,16 +58,7 @@ soak: build  ## tell SEEDS simulated stories, or as many as MINUTES allow; count
 	$(BIN)/python tests/property/soak.py --seeds $(SEEDS) --minutes $(MINUTES) --out $(OUT)/soak.json
 
 sanitize: $(READY)  ## run the C++ tests under ASan+UBSan and under TSan, and the fuzz targets
-	@for kind in address,undefined thread; do \
-	  dir=build/sanitize-$${kind%%,*}; fuzz=$$(test $$kind = thread && echo OFF || echo ON); \
-	  cmake -S . -B $$dir -G Ninja -DKVTIER_PYTHON=OFF -DKVTIER_TESTS=ON -DKVTIER_WERROR=ON -DKVTIER_FUZZ=$$fuzz \
-	    -DKVTIER_SANITIZE=$$kind --log-level=WARNING && cmake --build $$dir -j $(JOBS) || exit 1; \
-	  test -x $$dir/kvtier_tests || { echo "C++ tests skipped: no doctest (Debian: doctest-dev)"; continue; }; \
-	  echo "kvtier_tests under $$kind"; $$dir/kvtier_tests || exit 1; \
-	done
-	@for target in $$(build/sanitize-address/kvtier_fuzz --list); do \
-	  build/sanitize-address/kvtier_fuzz --seconds $(FUZZ_SECONDS) $$target || exit 1; \
-	done
+	@tests/sanitize.sh $(JOBS) $(FUZZ_SECONDS)
 
 bench: build  ## measure time to first token in under five minutes; results go to $(OUT)
 	$(BIN)/kvtier bench ttft --quick --out $(OUT)

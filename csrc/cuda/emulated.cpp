@@ -327,6 +327,15 @@ void Emulated::hold(Stream stream, bool held) {
   changed_.notify_all();
 }
 
+std::vector<Stream> Emulated::streams() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Stream> found;
+  for (const auto& [stream, queue] : queues_) {
+    if (stream != nullptr) found.push_back(stream);
+  }
+  return found;  // names rise
+}
+
 std::vector<std::string> Emulated::races() const {
   const std::lock_guard lock(mutex_);
   return races_;

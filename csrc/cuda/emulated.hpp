@@ -73,6 +73,7 @@ class Emulated final : public Runtime {
   // Nothing of a held stream runs until it is let go.
   void hold(Stream stream, bool held = true);
   void capture(Stream stream, bool on);
+  std::vector<Stream> streams() const;  // that were made and not freed, oldest first
 
   std::vector<std::string> races() const;
   std::uint64_t waits() const;   // of streams for events
