@@ -221,7 +221,7 @@ def test_media_reach_every_path(tmp_path: Path) -> None:
         for name, media, found in (("a", [(5, 10, OTHER_IMAGE)], 1), ("b", MEDIA, BLOCKS)):
             manager.expect(
                 name, TOKENS, 60.0, salt="t", media=media
-            )  # so late that it goes no further than to the host
+            )  # far off: no further than the host
             assert manager.flush()
             assert manager.locate(TOKENS, salt="t", media=MEDIA).get("host", 0) == found * BLOCK
             manager.dismiss(name)
