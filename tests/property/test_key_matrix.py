@@ -219,9 +219,7 @@ def test_media_reach_every_path(tmp_path: Path) -> None:
         for tier in Tier.DEVICE, Tier.HOST:
             assert len(manager.evict(tier, TOKENS, salt="t", media=MEDIA)) == BLOCKS
         for name, media, found in (("a", [(5, 10, OTHER_IMAGE)], 1), ("b", MEDIA, BLOCKS)):
-            manager.expect(
-                name, TOKENS, 60.0, salt="t", media=media
-            )  # far off: no further than the host
+            manager.expect(name, TOKENS, 60.0, salt="t", media=media)  # far off: no further than the host
             assert manager.flush()
             assert manager.locate(TOKENS, salt="t", media=MEDIA).get("host", 0) == found * BLOCK
             manager.dismiss(name)
