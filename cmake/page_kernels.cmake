@@ -33,7 +33,8 @@ function(kvtier_page_kernels target)
     OUTPUT ${made}
     COMMAND ${CMAKE_COMMAND} -DSOURCE=${source} -DHEADER=${header} -DIMAGE=${image} "-DBUILT_FOR=${built_for}"
             -DMADE=${made} -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_kernels.cmake
-    DEPENDS ${source} ${header} ${image} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_kernels.cmake VERBATIM)
+    DEPENDS ${source} ${header} ${image} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_kernels.cmake
+            ${CMAKE_CURRENT_SOURCE_DIR}/cmake/page_kernels.cpp.in VERBATIM)
   target_sources(${target} PRIVATE ${made})
   target_link_libraries(${target} PUBLIC ${CMAKE_DL_LIBS})
 endfunction()

@@ -12,7 +12,7 @@ def main() -> None:
     try:
         import matplotlib
     except ImportError as error:
-        skip(str(error))
+        skip(f"{error}: give the wheels of requirements/gpu.txt, or draw from the JSON elsewhere by bench/gpu/plots.py")
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
