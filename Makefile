@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 BUILD ?= build/dev
+CUDA ?= build/cuda
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 OUT ?= out
 SEEDS ?= 4200
@@ -15,7 +16,7 @@ CXX_SOURCES = $(shell git ls-files 'csrc/*.[ch]pp' 'csrc/*.cu' 'tests/cpp/*.[ch]
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm build stubs test test-vllm soak soak-vllm sanitize bench lint wheel clean
+.PHONY: help setup setup-vllm build stubs test cuda test-cuda test-vllm soak soak-vllm sanitize bench lint wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## say what there is to make
@@ -41,6 +42,27 @@ test: build  ## run all tests, Python's and C++'s
 	@if [ -x $(BUILD)/kvtier_tests ]; then $(BUILD)/kvtier_tests && $(BUILD)/kvtier_kernel_tests; \
 	else echo "C++ tests skipped: doctest was not found when $(BUILD) was configured (Debian: doctest-dev)"; fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+cuda: $(CUDA)/.kvtier-ready  ## fetch NVIDIA's compiler, CuPy and NVRTC into $(CUDA), for test-cuda
+
+$(CUDA)/.kvtier-ready: requirements/cuda.txt | $(READY)
+	@$(BIN)/python -m pip install -qq --no-deps --no-compile --upgrade --target $(CUDA) -r $<
+	@touch $@
+
+# The two builds differ in the kernels' data alone, so all else is compiled once, and $(BUILD) is left as it was.
+CUDA_HOME := $(abspath $(CUDA))/nvidia/cu13
+test-cuda: build $(CUDA)/.kvtier-ready  ## build without NVIDIA's compiler, then with it, and test what depends on it
+	$(CXX) -std=c++20 -fsyntax-only -Icsrc -isystem $(CUDA_HOME)/include -include cuda.h tests/cpp/cuda_api_test.cpp
+	@with() { cmake -S . -B $(BUILD) "$$@" --log-level=WARNING && cmake --build $(BUILD) -j $(JOBS); }; \
+	trap 'with -DKVTIER_CUDA=AUTO -UKVTIER_NVCC' EXIT; \
+	for cuda in OFF ON; do \
+	  echo "KVTIER_CUDA=$$cuda"; \
+	  with -DKVTIER_CUDA=$$cuda -DKVTIER_NVCC=$(CUDA_HOME)/bin/nvcc && \
+	  PATH=$(CUDA_HOME)/bin:$$PATH PYTHONPATH=$(abspath $(CUDA)) LD_LIBRARY_PATH=$(CUDA_HOME)/lib KVTIER_TEST_CUDA=$$cuda \
+	    OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/unit/test_cuda_tier.py \
+	    tests/unit/test_gpu_check.py::test_the_kernels_are_the_same_data_without_cmake \
+	    tests/unit/test_package.py::test_import_brings_no_extra_along_and_needs_no_compiler || exit 1; \
+	done
 
 $(VLLM_VENV)/.kvtier-ready: requirements/vllm.txt requirements/torch.txt requirements/provision.py
 	@$(PYTHON) requirements/provision.py $(VLLM_VENV) vllm

@@ -15,9 +15,8 @@ settings.register_profile(
 )
 settings.load_profile("kvtier")
 
-for _name in [
-    name for name in os.environ if name.startswith("KVTIER_") and name not in ("KVTIER_SEED", "KVTIER_TRACES")
-]:
+_OURS = ("KVTIER_SEED", "KVTIER_TRACES", "KVTIER_TEST_")  # what tests are told, and no configuration
+for _name in [name for name in os.environ if name.startswith("KVTIER_") and not name.startswith(_OURS)]:
     del os.environ[_name]
 
 

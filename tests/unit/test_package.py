@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -53,6 +54,15 @@ def test_pins_are_exact_and_name_no_registry() -> None:
         assert lines
         for line in lines:
             assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line), f"{path.name}: {line}"
+
+
+def test_what_make_tells_the_tests_reaches_them_and_no_configuration_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KVTIER_TEST_WHEEL", "KVTIER_SEED", "KVTIER_HOST__SIZE"):
+        monkeypatch.setenv(name, "1")
+    runpy.run_path(str(ROOT / "tests" / "conftest.py"))
+    assert "KVTIER_TEST_WHEEL" in os.environ
+    assert "KVTIER_SEED" in os.environ
+    assert "KVTIER_HOST__SIZE" not in os.environ
 
 
 @pytest.mark.skipif("KVTIER_TEST_WHEEL" not in os.environ, reason="compiles everything once more: `make wheel` runs it")
