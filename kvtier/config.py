@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 ENV_PREFIX = "KVTIER_"
 ENV_FILE = "KVTIER_CONFIG"  # names the TOML file when `load` is given none
-_OF_THE_TESTS = ("KVTIER_SEED", "KVTIER_TRACES", "KVTIER_TEST_WHEEL")  # variables that configure no cache
+_OF_THE_TESTS = ("KVTIER_SEED", "KVTIER_TRACES", "KVTIER_TEST_")  # prefixes of variables that configure no cache
 
 WritePolicy = Literal["never", "second_use", "ahead", "at_once"]
 
@@ -292,8 +292,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables that set something, with the key that each one sets."""
-    names = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in (ENV_FILE, *_OF_THE_TESTS))
-    return {name: name.removeprefix(ENV_PREFIX).lower().replace("__", ".") for name in names}
+    names = [each for each in sorted(environ) if each.startswith(ENV_PREFIX) and not each.startswith(_OF_THE_TESTS)]
+    return {each: each.removeprefix(ENV_PREFIX).lower().replace("__", ".") for each in names if each != ENV_FILE}
 
 
 def _with_source(line: str, said: Mapping[str, str]) -> str:

@@ -100,7 +100,7 @@ def test_a_fault_says_where_the_value_came_from(tmp_path: Path) -> None:
 
 
 def test_variables_of_the_tests_configure_nothing() -> None:
-    assert load(environ={"KVTIER_SEED": "5", "KVTIER_TRACES": "/tmp"}) == CacheConfig()
+    assert load(environ={"KVTIER_SEED": "5", "KVTIER_TRACES": "/tmp", "KVTIER_TEST_WHEEL": "1"}) == CacheConfig()
 
 
 @pytest.mark.parametrize(
