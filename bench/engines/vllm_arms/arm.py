@@ -9,8 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from typing import Any
 
+import psutil
+
+AFTER = 0.1  # seconds in which what was computed is still being stored
 HITS = "vllm:prompt_tokens_cached_by_source"
 KVTIER = "vllm:kvtier_"
 
@@ -24,15 +28,30 @@ def build(plan: dict[str, Any]) -> Any:
 
 
 def ask(llm: Any, tokens: list[int], answer: int) -> dict[str, Any]:
-    """TTFT and TPOT as vLLM itself took them: to the first token at the front end, and between tokens in the core."""
+    """TTFT and TPOT as vLLM itself took them: to the first token at the front end, and between tokens in the core.
+    ``cpu``: what all of the engine's processes took for it, what they did in the moment after included."""
     from vllm import SamplingParams
 
+    began = cpu()
     sampling = SamplingParams(temperature=0, max_tokens=answer, min_tokens=answer, ignore_eos=True)
     (output,) = llm.generate([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)
     times = output.metrics
     given = list(output.outputs[0].token_ids)
     tpot = (times.last_token_ts - times.first_token_ts) / (len(given) - 1) if len(given) > 1 else None
-    return {"ttft": times.first_token_latency, "tpot": tpot, "tokens": given, "cached": output.num_cached_tokens}
+    time.sleep(AFTER)
+    return {
+        "ttft": times.first_token_latency,
+        "tpot": tpot,
+        "cpu": cpu() - began,
+        "tokens": given,
+        "cached": output.num_cached_tokens,
+    }
+
+
+def cpu() -> float:
+    """Seconds of processor time of this process and all below it that live."""
+    own = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children(recursive=True)))
 
 
 def metrics(llm: Any) -> dict[str, float]:
