@@ -97,6 +97,15 @@ class EventPlane:
         return Hello(dict(self._capacity), PAGE_BYTES, *self.disk.inventory(), generation=self.disk.floor)
 
     def submit(self, transfer: Transfer) -> bool:
+        accepted = self._accept(transfer)
+        for tier, slots in zip(transfer.path[1:], transfer.slots[1:].tolist(), strict=True):
+            if tier is Tier.DISK:  # whose old page is good until its record is cleared
+                continue
+            for slot in slots:  # whatever it held, the control plane gave it up
+                self.content[tier][slot] = None
+        return accepted
+
+    def _accept(self, transfer: Transfer) -> bool:
         if self.refusals:
             self.refusals -= 1
             self.counts["fault: refused"] += 1
