@@ -20,6 +20,7 @@ So a wrong hint costs idle bandwidth and a share of the coldest pages, and never
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -84,6 +85,8 @@ class _Expected:
     lifted: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
     """Those that were sent on to the device."""
     issued: int = 0
+    turn: int = 0
+    """Which of its entries in the heaps counts: the one that was pushed last."""
     tickets: set[int] = field(default_factory=set)
 
 
@@ -115,6 +118,7 @@ class Prefetcher:
         self._device_room = device
         self._lifted = 0  # of it, by pages that were sent on and not used yet
         self._expected: dict[str, _Expected] = {}
+        self._turns = itertools.count()
         self._by_ticket: dict[int, _Expected] = {}
         self._urgent: list[tuple[float, int, _Expected]] = []  # heaps by expected start, with stale entries:
         self._overdue: list[tuple[float, int, _Expected]] = []  # those to be served, all,
@@ -181,9 +185,10 @@ class Prefetcher:
         self._forget(expected)
 
     def _schedule(self, expected: _Expected) -> None:
-        entry = (expected.due, expected.request, expected)
+        expected.turn = next(self._turns)
+        entry = (expected.due, expected.turn, expected)
         if len(self._overdue) > 4 * _LIMIT:  # so many stale ones that they are worth sweeping
-            self._overdue = [(each.due, each.request, each) for each in self._expected.values()]
+            self._overdue = [(each.due, each.turn, each) for each in self._expected.values()]
             heapify(self._overdue)
             self._urgent, self._coming = list(self._overdue), list(self._overdue)
             return
@@ -191,7 +196,8 @@ class Prefetcher:
             heappush(heap, entry)
 
     def _is_stale(self, entry: tuple[float, int, _Expected]) -> bool:
-        return self._expected.get(entry[2].name) is not entry[2] or entry[2].due != entry[0]
+        # Not by its time: a request that is put off and back again has two entries of one time.
+        return self._expected.get(entry[2].name) is not entry[2] or entry[2].turn != entry[1]
 
     def _forget(self, expected: _Expected) -> None:
         del self._expected[expected.name]

@@ -311,3 +311,12 @@ def test_nobody_starves(namespace, seed):
     assert not manager._prefetcher._expected
     assert manager._prefetcher._held == 0
     manager.catalog.check()
+
+
+def test_a_request_that_is_put_off_and_back_again_is_given_up_once(engine):
+    engine.manager.expect("e", engine.tokens(1), 0.1)
+    for within in (0.1, 0.0, 0.1, 0.0, 0.1):  # at one time of the clock: entries of equal times
+        engine.manager.reorder({"e": within})
+    wait(engine, 0.2 + engine.manager.config.prefetch.grace_seconds, step=0.1)
+    assert counts(engine)["wasted"] == BLOCKS
+    assert engine.manager.stats().slots["host"]["pinned"] == 0
