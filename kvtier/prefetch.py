@@ -87,6 +87,8 @@ class _Expected:
     issued: int = 0
     turn: int = 0
     """Which of its entries in the heaps counts: the one that was pushed last."""
+    soon: bool = False
+    """Whether it waits for its turn to go on to the device."""
     tickets: set[int] = field(default_factory=set)
 
 
@@ -221,7 +223,10 @@ class Prefetcher:
         self._looks = _A_STEP
         while len(self._by_ticket) < _AT_A_TIME and self._issue_next():
             pass
-        self._soon.extend(self._reached(self._coming, now + _SOON))
+        for expected in self._reached(self._coming, now + _SOON):
+            if not expected.soon:  # once, however often it is put off and back
+                expected.soon = True
+                self._soon.append(expected)
         for _ in range(min(_A_STEP, len(self._soon))):
             expected = self._soon.popleft()
             if self._expected.get(expected.name) is not expected or len(expected.lifted):
@@ -229,6 +234,7 @@ class Prefetcher:
             if expected.wanted is None or expected.tickets or expected.issued < len(expected.wanted):
                 self._soon.append(expected)  # not all of it is in host memory yet
             else:
+                expected.soon = False
                 self._lift(expected)
 
     def _reached(self, heap: list[tuple[float, int, _Expected]], until: float) -> list[_Expected]:

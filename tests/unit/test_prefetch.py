@@ -320,3 +320,13 @@ def test_a_request_that_is_put_off_and_back_again_is_given_up_once(engine):
     wait(engine, 0.2 + engine.manager.config.prefetch.grace_seconds, step=0.1)
     assert counts(engine)["wasted"] == BLOCKS
     assert engine.manager.stats().slots["host"]["pinned"] == 0
+
+
+def test_a_queue_that_is_reordered_at_every_step_is_remembered_once(engine):
+    names = [f"e{number}" for number in range(4)]
+    for number, name in enumerate(names):  # whose pages do not come: the clock stands still
+        engine.manager.expect(name, engine.tokens(number + 1), 0.1)
+    for step in range(200):
+        engine.manager.reorder(dict.fromkeys(names, 0.1 + step % 2 / 100))
+        engine.manager.poll()
+    assert len(engine.manager._prefetcher._soon) <= len(names)
