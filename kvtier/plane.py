@@ -75,7 +75,10 @@ class LocalDataPlane:
             self.memory = self._bound(config, geometry, slots)
             note = budget.check_memory(self.memory)
             self._notes = [note] if note else []
-            self.host = HostArena(slots, geometry)
+            cuda = device.cuda if device is not None else None
+            self.host = HostArena(slots, geometry, numa_node=-1 if cuda is None else cuda.numa_node)
+            if self.host.warning:
+                self._notes.append(self.host.warning)
             self.mover = Mover.open(config, self.device, self.host, self.disk, throttle)
             self._stack = stack.pop_all()
 

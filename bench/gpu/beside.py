@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from rig import PATHS, Pool, Stopwatch, arguments, open_device, skip, write
+from rig import PATHS, Pool, Stopwatch, arguments, host_arena, open_device, skip, write
 
 from kvtier import _core
 
@@ -57,7 +57,7 @@ def main() -> None:
     token = torch.randn(size, 16, device=where).to(kind)
     work = {"matmul": lambda: a @ b, "decode": lambda: weights @ token}
     pool = Pool(dry, 8 if dry else 512, 32, 4096 if dry else 65536)
-    arena = _core.HostArena(pool.slots, pool.segments * pool.length)
+    arena = host_arena(device, pool.slots, pool.segments * pool.length)
     pinned = _core.PinnedArena(device, arena)
     pinned.wait()
     rounds = 1 if dry else 5

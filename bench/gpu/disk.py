@@ -9,7 +9,7 @@ import tempfile
 import time
 
 import numpy as np
-from rig import Pool, Stopwatch, arguments, open_device, write
+from rig import Pool, Stopwatch, arguments, host_arena, open_device, write
 
 from kvtier import _core
 from kvtier._core import Tier
@@ -25,7 +25,7 @@ def main() -> None:
     pool = Pool(dry, pages, 32, segment)
     payload = pool.segments * segment
     with tempfile.TemporaryDirectory(prefix=".kvtier-gpu-", dir=".") as folder:
-        arena = _core.HostArena(pages, payload)
+        arena = host_arena(device, pages, payload)
         pinned = _core.PinnedArena(device, arena)
         pinned.wait()
         store = _core.DiskStore(folder, pages, payload, LABEL_BYTES, b"bench/gpu/disk".ljust(32, b"\0"))

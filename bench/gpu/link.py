@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 import numpy as np
-from rig import PATHS, Pool, Stopwatch, arguments, open_device, plain_copy, write
+from rig import PATHS, Pool, Stopwatch, arguments, host_arena, open_device, plain_copy, write
 
 from kvtier import _core
 
@@ -34,7 +34,7 @@ def one_size(device: _core.CudaDevice, dry: bool, size: int, total: int, rounds:
     segments = max(1, min(32, (32 << 20) // size))
     pages = max(4, total // (segments * size))
     pool = Pool(dry, pages, segments, size)
-    arena = _core.HostArena(pages, segments * size)
+    arena = host_arena(device, pages, segments * size)
     pinned = _core.PinnedArena(device, arena)
     pinned.wait()
     draw = np.random.default_rng(2)

@@ -48,6 +48,15 @@ def open_device(dry: bool) -> _core.CudaDevice:
     return _core.CudaDevice.open(0, compile_kernels(_core.cuda_capability(0)))
 
 
+def host_arena(device: _core.CudaDevice, pages: int, payload_bytes: int) -> _core.HostArena:
+    """Host memory on the device's NUMA node, as the product takes it; says so where the kernel refuses it."""
+    node = device.facts()["numa_node"]
+    arena = _core.HostArena(pages, payload_bytes, node)
+    if arena.numa_error:
+        print(f"host memory is not on NUMA node {node}: {os.strerror(arena.numa_error)}")
+    return arena
+
+
 class Pool:
     """Pages of ``segments`` pieces of ``length`` bytes, ``slots`` of them, each piece in an array of its own."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from rig import PATHS, Pool, arguments, open_device
+from rig import PATHS, Pool, arguments, host_arena, open_device
 
 from kvtier import _core
 
@@ -14,7 +14,7 @@ def main() -> None:
     checked = 0
     for segments, length in ((3, 4096), (5, 1000), (1, 66_000), (2, 16)):  # on lanes, off lanes, one piece, tiny
         pool = Pool(dry, 12, segments, length)
-        arena = _core.HostArena(16, segments * length)
+        arena = host_arena(device, 16, segments * length)
         pinned = _core.PinnedArena(device, arena)
         pinned.wait()
         slots, pages = np.arange(12, dtype=np.uint32), np.arange(15, 3, -1, dtype=np.uint32)

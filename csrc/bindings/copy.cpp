@@ -95,7 +95,7 @@ void bind_copy(nb::module_& m) {
           "Copy `page` into a slot's segments; False when its checksum is not `expected`.");
 
   nb::class_<HostArena>(m, "HostArena", "Host memory for pages: one resident mapping.")
-      .def(nb::init<Slot, std::size_t>(), nb::arg("slots"), nb::arg("payload_bytes"),
+      .def(nb::init<Slot, std::size_t, int>(), nb::arg("slots"), nb::arg("payload_bytes"), nb::arg("numa_node") = -1,
            nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("slots", &HostArena::slots)
       .def_prop_ro("payload_bytes", &HostArena::payload_bytes)
@@ -104,6 +104,7 @@ void bind_copy(nb::module_& m) {
       .def_prop_ro("mapped_bytes", &HostArena::mapped_bytes)
       .def_prop_ro("huge_bytes", &HostArena::huge_bytes)
       .def_prop_ro("huge_pages", &HostArena::huge_pages)
+      .def_prop_ro("numa_error", &HostArena::numa_error)
       .def_prop_ro("base", [](const HostArena& self) { return reinterpret_cast<std::uintptr_t>(self.base()); })
       .def(
           "page",

@@ -108,7 +108,7 @@ std::size_t huge_bytes_of(const std::byte* base, std::size_t bytes) {
 
 }  // namespace
 
-HostArena::HostArena(Slot slots, std::size_t payload_bytes)
+HostArena::HostArena(Slot slots, std::size_t payload_bytes, int numa_node)
     : slots_(slots), payload_bytes_(payload_bytes), page_bytes_(padded(payload_bytes)) {
   if (slots == 0 || slots == kNoSlot) {
     throw std::invalid_argument("slots is " + std::to_string(slots) + "; accepted are 1 to 4294967294");
@@ -125,6 +125,7 @@ HostArena::HostArena(Slot slots, std::size_t payload_bytes)
     refuse(mapped_bytes_, std::string("mmap: ") + std::strerror(-rc));
   }
   base_ = mapping_.base();
+  if (numa_node >= 0) numa_error_ = -memory::prefer_node(base_, mapped_bytes_, numa_node);  // slower without, not wrong
   memory::advise(base_, mapped_bytes_, MADV_HUGEPAGE);  // may be refused: then huge_pages() says so
   memory::advise(base_, mapped_bytes_, MADV_DONTDUMP);  // may be refused: a core dump is larger then
   // May not: after a fork() the kernel would move pages away from under I/O, and the I/O would go to the wrong ones.

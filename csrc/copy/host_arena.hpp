@@ -18,14 +18,14 @@ inline constexpr std::size_t padded(std::size_t payload) {
 }
 
 // Pages side by side in one mapping that starts on a 2 MiB boundary, asks for huge pages and is resident from
-// construction on. It is not inherited by fork() (a child's copy-on-write would move pages away from under direct I/O)
-// and not part of core dumps. A page and its checksum belong to whoever the catalog gave the slot to; nothing is
-// locked.
+// construction on, on one NUMA node where that is asked for and granted. It is not inherited by fork() (a child's
+// copy-on-write would move pages away from under direct I/O) and not part of core dumps. A page and its checksum belong
+// to whoever the catalog gave the slot to; nothing is locked.
 class HostArena {
  public:
   // Throws std::invalid_argument for a size that makes no sense, std::bad_alloc (with a text that names the size)
-  // when the machine cannot give that much.
-  HostArena(Slot slots, std::size_t payload_bytes);
+  // when the machine cannot give that much. `numa_node`: whose memory is preferred; -1: the kernel's choice.
+  HostArena(Slot slots, std::size_t payload_bytes, int numa_node = -1);
   HostArena(const HostArena&) = delete;
   HostArena& operator=(const HostArena&) = delete;
 
@@ -40,6 +40,7 @@ class HostArena {
   std::uint64_t& checksum(Slot slot) { return checksums_[slot]; }
   // How much of the mapping the kernel really backed with huge pages, as it said after the first touch.
   std::size_t huge_bytes() const { return huge_bytes_; }
+  int numa_error() const { return numa_error_; }  // why the kernel refused the node, as an errno; 0: it did not
   bool huge_pages() const { return huge_bytes_ * 10 >= mapped_bytes_ * 9; }
 
  private:
@@ -48,6 +49,7 @@ class HostArena {
   std::size_t page_bytes_;
   std::size_t mapped_bytes_ = 0;
   std::size_t huge_bytes_ = 0;
+  int numa_error_ = 0;
   memory::Mapping mapping_;
   std::byte* base_ = nullptr;
   std::vector<std::uint64_t> checksums_;

@@ -1,8 +1,12 @@
 #include "copy/memory.hpp"
 
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstdint>
 
 #include "common/fault_plan.hpp"
@@ -32,6 +36,16 @@ int Mapping::map(std::size_t bytes, std::size_t alignment) {
 int advise(std::byte* base, std::size_t bytes, int advice) {
   if (const int rc = fault_of(FaultPlan::On::kMemory); rc < 0) return rc;
   return madvise(base, bytes, advice) == 0 ? 0 : -errno;
+}
+
+int prefer_node(std::byte* base, std::size_t bytes, int node) {
+  if (const int rc = fault_of(FaultPlan::On::kMemory); rc < 0) return rc;
+  constexpr int kMost = 1024, kBits = sizeof(unsigned long) * CHAR_BIT;  // nodes that any kernel is built for
+  if (node < 0 || node >= kMost) return -EINVAL;
+  unsigned long nodes[kMost / kBits] = {};
+  nodes[node / kBits] = 1ul << (node % kBits);
+  // Straight to the kernel, without libnuma, which would have to be installed. It reads one bit less than it is told.
+  return syscall(SYS_mbind, base, bytes, MPOL_PREFERRED, nodes, kMost + 1ul, 0u) == 0 ? 0 : -errno;
 }
 
 }  // namespace kvtier::memory

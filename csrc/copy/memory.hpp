@@ -32,4 +32,7 @@ class Mapping {
 
 int advise(std::byte* base, std::size_t bytes, int advice);
 
+// Has pages that are not touched yet come from that NUMA node as long as it has any, and from others after that.
+int prefer_node(std::byte* base, std::size_t bytes, int node);
+
 }  // namespace kvtier::memory

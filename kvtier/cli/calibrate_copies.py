@@ -36,7 +36,8 @@ def command(
     try:
         cuda = CudaDevice.of(device)  # before anything is allocated, so that a missing driver is what is said
         pool = DevicePool(geometry, _on_device(geometry, slots, device), cuda=cuda)
-        rates = copy_paths.measure(pool, HostArena(slots, geometry), rounds=rounds, bytes_a_round=parse_size(size))
+        arena = HostArena(slots, geometry, numa_node=cuda.numa_node)
+        rates = copy_paths.measure(pool, arena, rounds=rounds, bytes_a_round=parse_size(size))
     except CudaError as error:
         raise ValueError(str(error)) from None
     copy_paths.store(profile, rates)

@@ -1,11 +1,16 @@
 """The host tier's memory."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 
 from kvtier import _core
 from kvtier.config import readable_size
 from kvtier.geometry import KVGeometry
+
+_NODES = Path("/sys/devices/system/node/has_memory")  # "0", "0-1", "0,2-3"
 
 
 class HostArena:
@@ -15,14 +20,25 @@ class HostArena:
     MemoryError naming the size when the machine cannot give it, ValueError for sizes that make no sense.
 
     `slots` pages of `payload_bytes` each, padded to `page_bytes` (a multiple of 4096); `bytes` is all pages together.
+
+    `numa_node`: the node whose memory is taken while it has any (a GPU's nearest); -1: the kernel's choice, as it is on
+    a machine with one node. `warning` says so when the kernel refuses it.
     """
 
-    def __init__(self, slots: int, payload: KVGeometry | int) -> None:
+    def __init__(self, slots: int, payload: KVGeometry | int, *, numa_node: int = -1) -> None:
         payload_bytes = payload.payload_bytes if isinstance(payload, KVGeometry) else payload
         for name, value, most in (("slots", slots, 2**32 - 2), ("payload_bytes", payload_bytes, 2**31)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ValueError(f"host arena: {name} is {value!r}; expected 1 to {most}")
-        self.native = _core.HostArena(slots, payload_bytes)
+        wanted = numa_node if several_nodes() else -1
+        self.native = _core.HostArena(slots, payload_bytes, wanted)
+        self.numa_node: int = -1 if self.native.numa_error else wanted  # -1: on no node in particular
+        self.warning = ""
+        if self.native.numa_error:
+            self.warning = (
+                f"the host tier could not be put on NUMA node {wanted} ({os.strerror(self.native.numa_error)}); the "
+                f"GPU near it may copy more slowly: start the engine under numactl --preferred={wanted}"
+            )
         self.slots: int = self.native.slots
         self.payload_bytes: int = self.native.payload_bytes
         self.page_bytes: int = self.native.page_bytes
@@ -47,7 +63,16 @@ class HostArena:
         return (
             f"host: {readable_size(self.bytes)}, {self.slots} pages of {readable_size(self.page_bytes)}, "
             f"{share:.0%} on huge pages, {_core.copy_kernels()} copies"
+            + (f", on NUMA node {self.numa_node}" if self.numa_node >= 0 else "")
         )
+
+
+def several_nodes() -> bool:
+    """Whether this machine's memory is on more than one NUMA node."""
+    try:
+        return not _NODES.read_text().strip().isdigit()
+    except OSError:  # a kernel without NUMA, or a container that hides it
+        return False
 
 
 def _checked(slot: int, slots: int) -> int:

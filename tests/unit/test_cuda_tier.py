@@ -216,6 +216,19 @@ def test_a_prompt_survives_the_way_to_disk_and_back_over_every_path(tmp_path: Pa
     assert cuda.native.races() == []
 
 
+def test_host_memory_is_asked_for_near_the_gpu_and_a_refusal_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "has_memory").write_text("0-1\n")
+    monkeypatch.setattr("kvtier.tiers.host._NODES", tmp_path / "has_memory")
+    cuda = CudaDevice.emulated_device()
+    cuda.numa_node = 1023  # that no machine has
+    pool = DevicePool(GEOMETRY, GEOMETRY.allocate(2), cuda=cuda)
+    config = CacheConfig(block_size=4, host={"size": 4 * pool.page_bytes})
+    with CacheManager(config, GEOMETRY, namespace(), pool) as manager:
+        assert "WARNING the host tier could not be put on NUMA node 1023" in manager.describe()
+
+
 def test_a_store_waits_for_the_step_that_fills_it() -> None:
     """The engine's queue is held: nothing is stored before it goes on."""
     cuda = CudaDevice.emulated_device()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -169,6 +171,55 @@ def test_host_arena_says_truly_whether_its_pages_are_huge() -> None:
                 huge += int(line.split()[1]) * 1024
     assert arena.huge_pages == (min(huge, arena.native.mapped_bytes) >= 0.9 * arena.native.mapped_bytes)
     assert "64 pages of 1 MiB" in arena.describe()
+
+
+def several_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nodes: str) -> None:
+    (tmp_path / "has_memory").write_text(nodes + "\n")
+    monkeypatch.setattr("kvtier.tiers.host._NODES", tmp_path / "has_memory")
+
+
+def test_host_memory_is_of_the_node_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    several_nodes(monkeypatch, tmp_path, "0-1")
+    arena = HostArena(4, 1 << 20, numa_node=0)
+    if arena.native.numa_error or not Path("/proc/self/numa_maps").exists():
+        pytest.skip("this kernel knows no NUMA nodes")
+    maps = [line.split() for line in Path("/proc/self/numa_maps").read_text().splitlines()]
+    below = [(int(start, 16), policy) for start, policy, *_ in maps if int(start, 16) <= arena.native.base]
+    assert max(below)[1] == "prefer:0"
+    assert (arena.numa_node, arena.warning) == (0, "")
+    assert arena.describe().endswith(", on NUMA node 0")
+    assert "NUMA" not in HostArena(1, 4096).describe()
+
+
+@pytest.mark.parametrize("nodes", ["0", "1", ""])
+def test_where_there_is_one_node_none_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nodes: str) -> None:
+    several_nodes(monkeypatch, tmp_path, nodes)
+    if not nodes:
+        (tmp_path / "has_memory").unlink()  # a kernel without NUMA
+    arena = HostArena(1, 4096, numa_node=500)
+    assert (arena.numa_node, arena.warning, arena.native.numa_error) == (-1, "", 0)
+
+
+def test_a_node_that_is_refused_is_told_and_the_memory_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    several_nodes(monkeypatch, tmp_path, "0,2-3")
+    plan = _core.FaultPlan()
+    plan.add(_core.FaultPlan.Kind.ERROR, 2, errno.EPERM, on=_core.FaultPlan.On.MEMORY)  # 1: the mapping
+    _core.use_faults(plan)
+    try:
+        refused = HostArena(2, 4096, numa_node=3)
+    finally:
+        _core.use_faults(None)
+    absent = HostArena(2, 4096, numa_node=1023)  # by the kernel itself
+    for arena, node in ((refused, 3), (absent, 1023)):
+        assert arena.numa_node == -1
+        assert f"could not be put on NUMA node {node} (" in arena.warning
+        assert f"numactl --preferred={node}" in arena.warning
+        assert "NUMA" not in arena.describe()
+        arena.page(1)[:] = 9
+        assert int(arena.page(1).sum()) == 9 * 4096
+    assert "Operation not permitted" in refused.warning
 
 
 def test_host_arena_refuses_more_than_the_machine_has() -> None:
