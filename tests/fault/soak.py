@@ -1,19 +1,25 @@
-"""The long run of the fault and crash tests: `python -m tests.fault.soak --faults 1000 --crashes 1000 --seed 1`.
+"""The long run of the fault and crash tests. Usage: python -m tests.fault.soak [--faults N] [--total N] [--crashes N]
+[--minutes N] [--processes N] [--seed N] [--out FILE]
 
-Prints its counts as one line of JSON: faults of each kind that really happened and what became of the pages, crash
-points by way of dying. Ends with a traceback that names the seed, the kind and the operation at the first violation.
-`--minutes` ends it earlier, with what it has.
+Counts the faults of each kind that really happened, what became of the pages, and the points of each way of dying. Says
+about every ten seconds how far it is, and at the end (or an interrupt) prints the counts as JSON; they also go to FILE.
+At the first violation it ends with status 1 and the command that repeats it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
 import random
 import sys
 import tempfile
 import time
+import traceback
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,69 +27,150 @@ from typing import Any
 from tests.disk_kit import disk_folder
 from tests.fault.test_killed import kill
 from tests.fault.test_power_loss import lose_power
-from tests.fault_kit import FAULTS, Folders, On, Tally, live_through, manager_life, store_life
+from tests.fault_kit import FAULTS, On, Tally, live_through, manager_life, store_life
 
-APART = 11  # operations between two faults of one life: one fault at a time is what is promised
+APART = {On.READ: 5, On.MEMORY: 5}  # operations between two faults of one life: one at a time is what is promised
+APART_ELSE = 11  # there are more of those
 MOST = 200  # the longest life, in operations
+LIVES = 8  # of one task
+POINTS = 50  # of dying, of one task
+DEATHS = {"power loss": ("crash points",), "kill": ("killed", "crashed")}  # way → what counts its points
 
 
-def spoil(kind: str, rng: random.Random, folders: Folders, tally: Tally) -> None:
-    """One life with a fault of this kind every few operations."""
-    fault = FAULTS[kind]
-    seed = rng.randrange(1 << 20)
-    if fault.kind.name != "ERROR":
-        fault = fault._replace(value=lambda n, f=FAULTS[kind].value: f(n + seed))
-    life = manager_life if kind != "hang" and rng.random() < 0.15 else store_life
-    apart = APART if fault.on != On.READ else APART // 2  # there are fewer reads
-    live_through(life, folders, fault, list(range(rng.randint(1, apart), MOST, apart)), tally)
-
-
-def soak(faults: int, crashes: int, seed: int, seconds: float, folder: Path) -> dict[str, Any]:
-    end = time.monotonic() + seconds
-    rng = random.Random(seed)
+def spoil(kind: str, rng: random.Random, folder: Path) -> Tally:
+    """Some lives with a fault of this kind every few operations."""
 
     @contextmanager
     def folders() -> Iterator[Path]:
         with tempfile.TemporaryDirectory(dir=folder) as parent, disk_folder(Path(parent)) as fresh:
             yield fresh
 
-    tallies = {kind: Tally() for kind in FAULTS}
-    losses, kills = Tally(), Tally()
-    points = 50
-    while time.monotonic() < end:
-        todo = [kind for kind, tally in tallies.items() if tally["faults"] < faults]
-        for kind in todo:
-            spoil(kind, rng, folders, tallies[kind])
-        if losses["crash points"] < crashes and rng.random() < 0.1:
-            with folders() as fresh:
-                losses.update(lose_power(fresh, rng.randrange(1 << 32), points))
-        if kills["killed"] + kills["crashed"] < crashes and rng.random() < 0.1:
-            with folders() as fresh:
-                kills.update(kill(fresh, rng.randrange(1 << 32), points, timeout=3600))
-        if not todo and losses["crash points"] >= crashes and kills["killed"] + kills["crashed"] >= crashes:
-            break
-    return {
-        "seed": seed,
-        "faults": {kind: dict(tally) for kind, tally in tallies.items()},
-        "power losses": dict(losses),
-        "killed": dict(kills),
-        "faults in all": sum(tally["faults"] for tally in tallies.values()),
-        "crash points in all": losses["crash points"] + kills["killed"] + kills["crashed"],
-    }
+    tally = Tally()
+    for _ in range(LIVES):
+        fault = FAULTS[kind]
+        seed = rng.randrange(1 << 20)
+        if fault.kind.name != "ERROR":
+            fault = fault._replace(value=lambda n, value=fault.value, seed=seed: value(n + seed))
+        life = manager_life if kind != "hang" and rng.random() < 0.15 else store_life
+        apart = APART.get(fault.on, APART_ELSE)
+        live_through(life, folders, fault, list(range(rng.randint(1, apart), MOST, apart)), tally)
+    return tally
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--faults", type=int, default=1000, help="of each kind")
-    parser.add_argument("--crashes", type=int, default=1000, help="points of each way of dying")
+def do(what: str, seed: int) -> tuple[dict[str, int], str]:
+    """(counts of one task, what went wrong)"""
+    try:
+        with tempfile.TemporaryDirectory() as folder, disk_folder(Path(folder)) as fresh:
+            if what == "power loss":
+                return dict(lose_power(fresh, seed, POINTS)), ""
+            if what == "kill":
+                return dict(kill(fresh, seed, POINTS, timeout=3600)), ""
+            return dict(spoil(what, random.Random(seed), fresh)), ""
+    except Exception:
+        again = f"python -m tests.fault.soak --repeat {what!r} --seed {seed}"
+        return {}, f"{traceback.format_exc()}\nto repeat it: {again}"
+
+
+class Soak:
+    """What is still to do, and what has been counted."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.counts = {what: Counter[str]() for what in (*FAULTS, *DEATHS)}
+        self.wrong = ""
+        self._rng = random.Random(args.seed)
+        self._started, self._said = time.monotonic(), 0.0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    @property
+    def faults(self) -> int:
+        return sum(self.counts[kind]["faults"] for kind in FAULTS)
+
+    def points(self, way: str) -> int:
+        return sum(self.counts[way][name] for name in DEATHS[way])
+
+    def next(self) -> tuple[str, int] | None:
+        """What to do next, and its seed: what has come least far. None: all is done, or the time is over."""
+        if self.wrong or self.seconds > 60 * self.args.minutes:
+            return None
+        far = {kind: self.counts[kind]["faults"] / self.args.faults for kind in FAULTS}
+        far |= {way: self.points(way) / self.args.crashes for way in DEATHS}
+        what = min(far, key=lambda what: (far[what], self._rng.random()))
+        if far[what] >= 1:
+            if self.faults >= self.args.total:
+                return None
+            what = self._rng.choice(list(FAULTS))
+        return what, self._rng.randrange(1 << 32)
+
+    def take(self, what: str, counts: dict[str, int], wrong: str) -> None:
+        self.counts[what].update(counts)
+        self.wrong = self.wrong or wrong
+        if wrong:
+            print(wrong, flush=True)
+        if self.seconds - self._said < 10:
+            return
+        self._said = self.seconds
+        least = min(FAULTS, key=lambda kind: self.counts[kind]["faults"])
+        dead = ", ".join(f"{way} {self.points(way)}" for way in DEATHS)
+        print(
+            f"{self._said:6.0f} s  {self.faults} faults, least of {least} ({self.counts[least]['faults']}); {dead}",
+            flush=True,
+        )
+        self.write()
+
+    def write(self) -> str:
+        """The counts as JSON, also into the file."""
+        report: dict[str, Any] = {
+            "seed": self.args.seed,
+            "processes": self.args.processes,
+            "seconds": round(self.seconds, 1),
+            "violation": self.wrong,
+            "faults in all": self.faults,
+            "crash points in all": sum(map(self.points, DEATHS)),
+            "counts": {what: dict(sorted(counts.items())) for what, counts in self.counts.items()},
+        }
+        text = json.dumps(report, indent=1)
+        if self.args.out:
+            self.args.out.parent.mkdir(parents=True, exist_ok=True)
+            self.args.out.write_text(text + "\n")
+        return text
+
+    def run(self) -> None:
+        started = multiprocessing.get_context("spawn")  # no thread of this process is taken along
+        with ProcessPoolExecutor(self.args.processes, started) as pool, contextlib.suppress(KeyboardInterrupt):
+            running: dict[Future[tuple[dict[str, int], str]], str] = {}
+            while True:
+                while len(running) < self.args.processes and (task := self.next()):
+                    running[pool.submit(do, *task)] = task[0]
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    self.take(running.pop(future), *future.result())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The long run of the fault and crash tests.")
+    parser.add_argument("--faults", type=int, default=1000, help="of each kind, at least")
+    parser.add_argument("--total", type=int, default=0, help="faults in all, at least")
+    parser.add_argument("--crashes", type=int, default=1000, help="points of each way of dying, at least")
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop after that long, with what there is")
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
-    parser.add_argument("--minutes", type=float, default=1e6)
-    options = parser.parse_args()
-    print(f"seed {options.seed}", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        counts = soak(options.faults, options.crashes, options.seed, 60 * options.minutes, Path(folder))
-    print(json.dumps(counts))
+    parser.add_argument("--out", type=Path, help="JSON file for the counts")
+    parser.add_argument("--repeat", choices=(*FAULTS, *DEATHS), help="do this once, with --seed, and nothing else")
+    args = parser.parse_args()
+    if args.repeat:
+        counts, wrong = do(args.repeat, args.seed)
+        print(wrong or json.dumps(counts))
+        return 1 if wrong else 0
+    soak = Soak(args)
+    soak.run()
+    print(soak.write())
+    return 1 if soak.wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
