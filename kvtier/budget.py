@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvtier.config import ConfigError, format_size
+from kvtier.config import ConfigError, format_size, readable_size
 
 PAGE_ALIGNMENT = 4096
 HUGE_PAGE = 2 << 20
@@ -56,7 +56,9 @@ class MemoryBound:
     def describe(self) -> str:
         """One line: the total and its parts."""
         parts = {"pages": self.pages, "rounding": self.rounding, "checksums": self.checksums} | self.others
-        return f"{format_size(self.total)} ({', '.join(f'{name} {format_size(n)}' for name, n in parts.items() if n)})"
+        return (
+            f"{readable_size(self.total)} ({', '.join(f'{name} {readable_size(n)}' for name, n in parts.items() if n)})"
+        )
 
 
 def memory_bound(host_size: int, payload_bytes: int, **others: int) -> MemoryBound:
@@ -81,8 +83,8 @@ class Allowance:
     @property
     def limited_by(self) -> str:
         if self.group_left is not None and self.group_left < self.available:
-            return f"the control group's limit of {format_size(self.group_limit or 0)}"
-        return f"the memory available of {format_size(self.total)}"
+            return f"the control group's limit of {readable_size(self.group_limit or 0)}"
+        return f"the memory available of {readable_size(self.total)}"
 
 
 def allowance(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Allowance:
@@ -102,11 +104,11 @@ def check_memory(bound: MemoryBound, allowed: Allowance | None = None) -> str | 
     allowed = allowance() if allowed is None else allowed
     if bound.total > allowed.bytes:
         raise ConfigError(
-            f"host.size: the cache needs {bound.describe()}, but {format_size(allowed.bytes)} are left of "
+            f"host.size: the cache needs {bound.describe()}, but {readable_size(allowed.bytes)} are left of "
             f"{allowed.limited_by}; expected a smaller host.size"
         )
     if bound.total > allowed.bytes * 0.9:
-        return f"host memory: {bound.describe()} is over 90 % of the {format_size(allowed.bytes)} that are left"
+        return f"host memory: {bound.describe()} is over 90 % of the {readable_size(allowed.bytes)} that are left"
     return None
 
 

@@ -13,9 +13,9 @@ import inspect
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -100,12 +100,31 @@ class _Section(_Base):
         cls.__doc__ = "\n\n".join([inspect.cleandoc(cls.__doc__ or ""), *fields])
 
 
+def _is_size(info: FieldInfo) -> bool:
+    return any(isinstance(part, BeforeValidator) and part.func is parse_size for part in info.metadata)
+
+
+def accepted(info: FieldInfo) -> str:
+    """What a key takes, in words: "1 to 64", "auto, on, off", "a size"."""
+    if _is_size(info):
+        return "a size"
+    if get_origin(info.annotation) is Literal:
+        return ", ".join(map(str, get_args(info.annotation)))
+    if info.annotation is bool:
+        return "true, false"
+    if Path in get_args(info.annotation):
+        return "a path, none"
+    limits = {name: getattr(part, name) for part in info.metadata for name in ("gt", "ge", "le") if hasattr(part, name)}
+    words = {name: str(int(limit) if limit == int(limit) else limit) for name, limit in limits.items()}
+    return f"{words['ge'] if 'ge' in words else 'above ' + words['gt']} to {words['le']}"
+
+
 def _field_in_words(name: str, info: FieldInfo) -> str:
     if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
         return f"{name}\n    A section: help({info.annotation.__name__})."
     default = info.get_default(call_default_factory=True)
-    is_size = any(isinstance(part, BeforeValidator) and part.func is parse_size for part in info.metadata)
-    return f"{name} = {format_size(default) if is_size else repr(default)}\n    {info.description}"
+    shown = format_size(default) if _is_size(info) else repr(default)
+    return f"{name} = {shown} ({accepted(info)})\n    {info.description}"
 
 
 class HostConfig(_Section):
@@ -267,14 +286,14 @@ class CacheConfig(_Section):
         return cls.load_from(path, None, **overrides)
 
 
-def keys(section: type[BaseModel] = CacheConfig, prefix: str = "") -> dict[str, str]:
-    """Every key as `section.name`, with one line that says what it is."""
-    found: dict[str, str] = {}
+def keys(section: type[BaseModel] = CacheConfig, prefix: str = "") -> dict[str, FieldInfo]:
+    """Every key as `section.name`: its `description` is one line that says what it is, `accepted` what it takes."""
+    found: dict[str, FieldInfo] = {}
     for name, info in section.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             found |= keys(info.annotation, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = info.description or ""
+            found[f"{prefix}{name}"] = info
     return found
 
 
@@ -355,7 +374,7 @@ def _explain(model: type[BaseModel], error: ValidationError) -> Iterator[str]:
         yield f"{key}: {value!r}: {wanted}" if key and not isinstance(value, dict) else f"{key}: {wanted}"
 
 
-def _nearest(key: str, known: Mapping[str, str]) -> str:
+def _nearest(key: str, known: Collection[str]) -> str:
     sections = {name.rpartition(".")[0] for name in known} - {""}
     by_name = {name.rpartition(".")[2]: name for name in known} | {name: name for name in (*sections, *known)}
     for word in (key, key.rpartition(".")[2]):

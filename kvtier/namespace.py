@@ -57,7 +57,7 @@ def encode(value: Value) -> bytes:
         return _frame(b"i", str(int(value)).encode())
     if isinstance(value, float):
         if value != value:
-            raise ValueError("a namespace cannot hold NaN")
+            raise ValueError(f"a namespace cannot hold {value!r}, which equals nothing; give a finite number")
         return _frame(b"f", struct.pack("<d", value))
     if isinstance(value, str):
         return _frame(b"s", str(value).encode("utf-8", "surrogatepass"))
@@ -140,8 +140,14 @@ class Namespace:
     def fingerprint(self) -> bytes:
         """32 bytes that name this namespace in every process and on every day."""
         parts = [encode("kvtier.namespace.v1")]
-        parts += [encode(item.name) + encode(getattr(self, item.name)) for item in fields(self)]
+        parts += [encode(item.name) + self._encoded(item.name) for item in fields(self)]
         return hashlib.sha256(b"".join(parts)).digest()
+
+    def _encoded(self, name: str) -> bytes:
+        try:
+            return encode(getattr(self, name))
+        except ValueError as error:
+            raise ValueError(f"namespace.{name}: {error}") from None
 
     def with_(self, **changes: Any) -> Namespace:
         """The same namespace with some fields changed: `with_(salt="tenant-7", adapter=digest)`."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtier.cli import bench_prefetch, bench_ttft
+from kvtier.cli.options import DIRECTORY
 from kvtier.cli.tables import print_figures
 from kvtier.lab.figures import Figure
 
@@ -42,7 +43,7 @@ def copy(json: Json = False, pairs: Pairs = 5) -> None:
 
 @app.command("disk")
 def disk(
-    path: Annotated[Path, typer.Option("--path", help="A directory on the disk to measure.")] = Path("."),
+    path: Annotated[Path, typer.Option("--path", help="A directory on the disk to measure.", **DIRECTORY)] = Path("."),
     json: Json = False,
     pairs: Pairs = 5,
 ) -> None:
@@ -52,7 +53,7 @@ def disk(
 
 @app.command("overlap")
 def overlap(
-    path: Annotated[Path, typer.Option("--path", help="A directory for a temporary store.")] = Path("."),
+    path: Annotated[Path, typer.Option("--path", help="A directory for a temporary store.", **DIRECTORY)] = Path("."),
     json: Json = False,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=10000, help="Of all arms; the median is shown.")] = 30,
 ) -> None:
@@ -63,7 +64,7 @@ def overlap(
 
 @app.command("overhead")
 def overhead(
-    path: Annotated[Path, typer.Option("--path", help="A directory for a temporary store.")] = Path("."),
+    path: Annotated[Path, typer.Option("--path", help="A directory for a temporary store.", **DIRECTORY)] = Path("."),
     json: Json = False,
     steps: Annotated[int, typer.Option("--steps", min=100, help="Decode steps of each run.")] = 2000,
 ) -> None:

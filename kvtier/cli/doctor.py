@@ -76,7 +76,7 @@ def examine(config: CacheConfig, geometry: KVGeometry) -> Iterator[Finding]:
     yield _huge_pages()
     yield _locked_memory()
     yield _disk(config)
-    if config.disk.path is not None:
+    if config.disk.path is not None and config.disk.path.is_dir():
         yield _disk_tier(config, geometry)
     yield _torch()
     yield _gpu()

@@ -12,6 +12,8 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as host.size=64GiB.")
 ]
 
+DIRECTORY: dict[str, Any] = {"exists": True, "file_okay": False, "writable": True}  # for an option that is one
+
 
 def load_config(file: Path | None, settings: list[str] | None, **overrides: Any) -> CacheConfig:
     """File, environment, `--set`, then a command's own options, where they were given. Raises ConfigError."""

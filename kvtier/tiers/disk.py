@@ -93,9 +93,11 @@ class DiskStore:
                 journal_entries=journal_entries,
             )
         except MemoryError:
-            index = format_size(slots * INDEX_BYTES)
+            index = readable_size(slots * INDEX_BYTES)
+            given = f"{format_size(parse_size(size))}, " if size is not None else ""
             raise ConfigError(
-                f"disk.size: {slots} pages need {index} of memory to verify what is read; expected a smaller size"
+                f"disk.size: {given}{slots} pages need {index} of memory to verify what is read; "
+                "expected a smaller size"
             ) from None
         except ValueError as error:
             raise ConfigError(str(error)) from None

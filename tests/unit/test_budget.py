@@ -33,7 +33,7 @@ def test_the_formula_counts_every_part() -> None:
     bound = memory_bound(1 << 20, 4097, catalog=1000, queues=24)
     slots = (1 << 20) // 8192
     assert bound.total == slots * 8192 + (4 << 20) + slots * 8 + 1024
-    assert "catalog 1000B" in bound.describe()
+    assert "catalog 1000 B" in bound.describe()
 
 
 def test_page_is_the_payload_rounded_up() -> None:
@@ -66,7 +66,7 @@ def test_the_tightest_group_above_the_process_decides(tmp_path: Path) -> None:
         },
     )
     assert allowed.bytes == 2 * GIB  # page cache that can go at once is not used
-    assert "control group's limit of 4GiB" in allowed.limited_by
+    assert "control group's limit of 4 GiB" in allowed.limited_by
 
 
 def test_a_containers_group_is_found_at_the_mounts_root(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_this_machine_has_an_answer() -> None:
 def test_more_than_is_left_is_refused_in_one_line() -> None:
     allowed = Allowance(available=GIB, total=2 * GIB, group_left=None, group_limit=None)
     with pytest.raises(
-        ConfigError, match=r"^host.size: the cache needs .*1GiB are left of the memory available of 2GiB"
+        ConfigError, match=r"^host.size: the cache needs .*1 GiB are left of the memory available of 2 GiB"
     ):
         check_memory(memory_bound(2 * GIB, 4096), allowed)
 

@@ -37,6 +37,7 @@ def test_no_command_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> No
         (["benhc"], "No such command 'benhc'"),
         (["bench", "disk", "--pairs", "0"], "--pairs"),
         (["bench", "disk", "--pears", "1"], "No such option"),
+        (["bench", "disk", "--path", "/absent"], "'--path': dir '/absent' does not exist"),
         (["doctor", "--set", "host.sise=1"], "did you mean host.size?"),
         (["doctor", "--set", "host.size=0"], "host.size: '0': expected a size above zero"),
         (["doctor", "--set", "host.size=-1"], "host.size: '-1': expected a size"),
@@ -166,7 +167,9 @@ def test_doctor_probes_a_disk_by_using_it(tmp_path: Path) -> None:
 
 def test_doctor_names_a_disk_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["doctor", "--json", "--path", "/absent"]) == 2
-    assert "/absent" in capsys.readouterr().out
+    found = {line["what"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert "/absent" in found["disk"]["advice"]
+    assert "disk tier" not in found
 
 
 def test_doctor_refuses_memory_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

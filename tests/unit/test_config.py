@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from kvtier.config import CacheConfig, ConfigError, DiskConfig, HostConfig, format_size, keys, parse_size, readable_size
+from kvtier.config import (
+    CacheConfig,
+    ConfigError,
+    DiskConfig,
+    HostConfig,
+    accepted,
+    format_size,
+    keys,
+    parse_size,
+    readable_size,
+)
 
 
 def load(path: Path | None = None, environ: dict[str, str] | None = None, **overrides: Any) -> CacheConfig:
@@ -172,7 +182,10 @@ def test_configuration_cannot_change_under_a_running_cache() -> None:
 
 
 def test_every_key_is_explained() -> None:
-    assert all(keys().values())
+    assert all(info.description and accepted(info) for info in keys().values())
+    assert accepted(keys()["mover.copy_threads"]) == "1 to 64"
+    assert accepted(keys()["lease_seconds"]) == "above 0 to 86400"
+    assert accepted(keys()["disk.io"]) == "auto, io_uring, threads"
     assert "mover.bytes_in_flight" in keys()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvtier.config import CacheConfig, format_size, keys
+from kvtier.config import CacheConfig, accepted, format_size, keys
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "config.md"
 
@@ -15,8 +15,8 @@ that `CacheConfig.load(path)` or `KVTIER_CONFIG` names, `KVTIER_HOST__SIZE=64GiB
 end a section), `--set host.size=64GiB` on the command line. Later ones win: defaults, file, environment, then what is
 given. Sizes are numbers of bytes or words such as `64GiB` and `500MB`. An unknown key is refused, with the nearest one.
 
-| key | default | |
-| --- | --- | --- |
+| key | default | accepted | |
+| --- | --- | --- | --- |
 """
 
 TAIL = """
@@ -42,7 +42,10 @@ def _default(key: str) -> str:
 
 
 def page() -> str:
-    rows = [f"| `{key}` | `{_default(key)}` | {' '.join(text.split())} |" for key, text in keys().items()]
+    rows = [
+        f"| `{key}` | `{_default(key)}` | {accepted(info)} | {' '.join((info.description or '').split())} |"
+        for key, info in keys().items()
+    ]
     return HEAD + "\n".join(rows) + "\n" + TAIL
 
 

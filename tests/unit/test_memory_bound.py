@@ -68,7 +68,7 @@ def test_a_whole_cache_takes_no_more_than_its_formula_says(tmp_path):
 
 def test_what_the_machine_cannot_give_is_refused_before_anything_is_taken():
     bound = memory_bound(1 << 30, 4096, catalog=5 << 20)
-    with pytest.raises(ConfigError, match=r"host\.size: the cache needs .*catalog 5MiB"):
+    with pytest.raises(ConfigError, match=r"host\.size: the cache needs .*catalog 5 MiB"):
         check_memory(bound, Allowance(available=1 << 29, total=1 << 34, group_left=None, group_limit=None))
 
 

@@ -167,7 +167,7 @@ def test_with_changes_only_what_it_names() -> None:
         ("salt", 7, "string or None"),
         ("quantization", "auto", "not resolved"),
         ("rope", None, "mapping"),
-        ("rope", {"x": float("nan")}, "NaN"),
+        ("rope", {"x": float("nan")}, "cannot hold nan"),
         ("extra", {1: 2}, "string keys"),
         ("extra", {"x": object()}, "cannot hold object"),
     ],
