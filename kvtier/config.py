@@ -219,11 +219,12 @@ class CudaConfig(_Section):
     onboard: CopyPath = "auto"
     """How pages come to the GPU."""
     profile: Path | None = None
-    """A file of measured copy speeds, which `kvtier calibrate-copies` writes; none: the default paths."""
+    """A file of measured copies, which `kvtier calibrate-copies` writes; none: the defaults."""
     processor_share: float = Field(default=0.08, gt=0.0, le=1.0)
     """Share of the GPU's multiprocessors that a copy's kernel may use."""
-    ends: Literal["poll", "call"] = "poll"
-    """How the end of a copy is noticed: by looking at its event, or by a call of the driver's thread."""
+    ends: Literal["auto", "poll", "call"] = "auto"
+    """How the end of a copy is noticed: by looking at its event (poll), or by a call of the driver's thread; auto: the
+    better in the profile, else poll."""
 
 
 class CacheConfig(_Section):

@@ -146,7 +146,7 @@ class Mover:
             offload=self.copies.offload,
             onboard=self.copies.onboard,
             processor_share=config.processor_share,
-            host_calls=config.ends == "call",
+            host_calls=self.copies.ends == "call",
         )
 
     # ---- transfers ---------------------------------------------------------------------------------------------------

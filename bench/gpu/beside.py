@@ -77,7 +77,7 @@ def main() -> None:
                 row[f"{name} slow-down"] = round(taken["beside"][name] / taken["alone"][name] - 1, 4)
             rows.append(row)
             print(row)
-    write("beside", dry, rows, limit="the same work alone, in the same run")
+    write("beside", device, rows, limit="the same work alone, in the same run")
 
 
 def times(torch: Any, work: dict[str, Callable[[], Any]], where: str, rounds: int) -> dict[str, float]:

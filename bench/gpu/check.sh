@@ -84,6 +84,7 @@ for tool in memcheck racecheck; do
   fi
 done
 step link 90 "$python" bench/gpu/link.py $dry
+step ends 20 "$python" bench/gpu/ends.py $dry
 step beside 60 "$python" bench/gpu/beside.py $dry
 step disk 40 "$python" bench/gpu/disk.py $dry
 step serve 140 "$python" bench/gpu/serve.py $dry

@@ -41,7 +41,7 @@ def main() -> None:
         max(seconds["disk to host"], seconds["host to device"]) / seconds["disk to device"], 3
     )
     print(row)
-    write("disk", dry, [row], limit="each hop alone, in the same rounds", pages=pages, page_bytes=arena.page_bytes)
+    write("disk", device, [row], limit="each hop alone, in the same rounds", pages=pages, page_bytes=arena.page_bytes)
 
 
 def measure(mover: _core.Mover, pages: int, rounds: int) -> dict[str, float]:

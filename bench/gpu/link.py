@@ -27,7 +27,7 @@ def main() -> None:
         row = one_size(device, dry, size, total, rounds)
         rows.append(row)
         print(row)
-    write("link", dry, rows, limit="one large copy of pinned memory by torch, in the same rounds")
+    write("link", device, rows, limit="one large copy of pinned memory by torch, in the same rounds")
 
 
 def one_size(device: _core.CudaDevice, dry: bool, size: int, total: int, rounds: int) -> dict[str, Any]:

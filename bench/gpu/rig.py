@@ -115,14 +115,16 @@ def plain_copy(size: int, rounds: int = 20) -> tuple[Callable[[], float], Callab
     return (lambda: timed(host, device)), (lambda: timed(device, host))
 
 
-def write(name: str, dry: bool, rows: Sequence[dict[str, Any]], **facts: Any) -> None:
+def write(name: str, device: _core.CudaDevice, rows: Sequence[dict[str, Any]], **more: Any) -> None:
     """``$OUT/NAME.json``: what was measured, on what, when."""
     OUT.mkdir(parents=True, exist_ok=True)
-    device = "emulated: no figure of this file says anything about a GPU" if dry else _core.CudaDevice.open(0).facts()
+    facts = device.facts()
+    dry = facts["emulated"]
     result = {
         "schema": "kvtier.gpu/1", "bench": name, "date": datetime.datetime.now(datetime.UTC).isoformat(),
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "device": device, "dry_run": dry, **facts, "rows": list(rows),
+        "device": "emulated: no figure of this file says anything about a GPU" if dry else facts,
+        "dry_run": dry, **more, "rows": list(rows),
     }  # fmt: skip
     path = OUT / f"gpu-{name}.json"
     path.write_text(json.dumps(result, indent=1, default=str) + "\n")

@@ -39,7 +39,7 @@ def main() -> None:
         link = (256 << 20) / min(up() for _ in range(3)) / 1e9
     rows = by_context(model, contexts, dry, device, link, began)
     rows += concurrency(model, dry, device)
-    write("serve", dry, rows, limit="bytes of the prefix over one large pinned copy", link_gbps=link)
+    write("serve", device, rows, limit="bytes of the prefix over one large pinned copy", link_gbps=link)
 
 
 def tiny() -> Any:

@@ -44,7 +44,15 @@ def command(
     table = Table("path", "offload GB/s", "onboard GB/s", title=f"{rates.device}: {geometry.layout_tag}")
     for path in copy_paths.PATHS:
         table.add_row(path, f"{rates.offload[path] / 1e9:.1f}", f"{rates.onboard[path] / 1e9:.1f}")
-    Console().print(table)
+    ends = Table(
+        "ends by",
+        "a page's load, us",
+        "of a core",
+        title=f"loads by {max(rates.onboard, key=rates.onboard.__getitem__)}",
+    )
+    for way, cost in rates.ends.items():
+        ends.add_row(way, f"{cost.wait_s * 1e6:.0f}", f"{cost.processor:.0%}")
+    Console().print(table, ends)
     print(f"kept in {profile}; use it by cuda.profile")
 
 

@@ -1,4 +1,5 @@
-"""By which path a GPU's pages cross the link: measured for this device and this geometry, or a default that says so.
+"""By which path a GPU's pages cross the link, and how their ends are noticed (`kvtier.tiers.copy_ends`): measured for
+this device and this geometry, or a default that says so.
 
     pieces   one copy for each contiguous piece of a page
     batch    the same pieces in one list for the driver
@@ -15,7 +16,7 @@ import json
 import os
 import statistics
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvtier import _core
+from kvtier.tiers.copy_ends import ENDS, Noticing, better, measure_ends
 
 if TYPE_CHECKING:
     from kvtier.config import CudaConfig
@@ -38,7 +40,8 @@ _LONGEST_PROFILE = 1 << 20  # bytes of a file that is read; a real one has a few
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What was measured for one device and one shape of pages: bytes per second by path, in each direction."""
+    """What was measured for one device and one shape of pages: bytes per second by path, in each direction, and what
+    noticing the ends costs (empty: of a profile that says nothing about it)."""
 
     device: str
     payload_bytes: int
@@ -46,6 +49,7 @@ class Rates:
     date: str
     offload: dict[str, float]
     onboard: dict[str, float]
+    ends: dict[str, Noticing] = field(default_factory=dict)
 
     def fits(self, pool: DevicePool) -> bool:
         """Whether it was measured for this pool's device and pieces."""
@@ -55,39 +59,63 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A path for each direction, and why."""
+    """A path for each direction and a way to notice the ends, and why."""
 
     offload: str
     onboard: str
     reason: str
+    ends: str
+    ends_reason: str
 
     def describe(self) -> str:
-        return f"GPU copies: offload {self.offload}, onboard {self.onboard} ({self.reason})"
+        return (
+            f"GPU copies: offload {self.offload}, onboard {self.onboard} ({self.reason}), "
+            f"ends by {self.ends} ({self.ends_reason})"
+        )
 
 
 def choose(config: CudaConfig, pool: DevicePool) -> Choice:
-    """The paths for a pool: as configured, else the fastest of the profile, else the default.
+    """The paths and the ends for a pool: as configured, else the best of the profile, else the default.
 
     Raises ValueError for a profile that cannot be read.
     """
+    rates = None
+    if config.profile is not None:
+        rates = next((entry for entry in load(config.profile) if entry.fits(pool)), None)
+    picked, reason = _paths(config, pool, rates)
+    ends, ends_reason = _ends(config, rates)
+    return Choice(picked["offload"], picked["onboard"], reason, ends, ends_reason)
+
+
+def _paths(config: CudaConfig, pool: DevicePool, rates: Rates | None) -> tuple[dict[str, str], str]:
     default = "pieces" if pool.segments == 1 else "direct"
     picked = {"offload": default, "onboard": default}
     kind = "contiguous pages" if pool.segments == 1 else f"{pool.segments} pieces a page"
-    reason = f"default for {kind}, not measured on this machine"
-    if config.profile is not None:
-        rates = next((entry for entry in load(config.profile) if entry.fits(pool)), None)
-        if rates is None:
-            reason = f"default for {kind}; {str(config.profile)!r} has nothing for this device and geometry"
-        else:
-            picked = {lane: max(table, key=table.__getitem__) for lane, table in _tables(rates).items()}
-            best = ", ".join(f"{lane} {max(table.values()) / 1e9:.1f} GB/s" for lane, table in _tables(rates).items())
-            reason = f"fastest when measured on {rates.date}: {best}"
+    if rates is not None:
+        picked = {lane: max(table, key=table.__getitem__) for lane, table in _tables(rates).items()}
+        best = ", ".join(f"{lane} {max(table.values()) / 1e9:.1f} GB/s" for lane, table in _tables(rates).items())
+        reason = f"fastest when measured on {rates.date}: {best}"
+    elif config.profile is not None:
+        reason = f"default for {kind}; {str(config.profile)!r} has nothing for this device and geometry"
+    else:
+        reason = f"default for {kind}, not measured on this machine"
     forced = {lane: path for lane, path in (("offload", config.offload), ("onboard", config.onboard)) if path != "auto"}
     if forced:
         others = [lane for lane in picked if lane not in forced]
         reason = "as configured" + (f"; {others[0]}: {reason}" if others else "")
-    picked |= forced
-    return Choice(picked["offload"], picked["onboard"], reason)
+    return picked | forced, reason
+
+
+def _ends(config: CudaConfig, rates: Rates | None) -> tuple[str, str]:
+    if config.ends != "auto":
+        return config.ends, "as configured"
+    if rates is None or not rates.ends:
+        return "poll", "default, not measured on this machine"
+    way = better(rates.ends)
+    costs = "; ".join(
+        f"{name} {each.wait_s * 1e6:.0f} us a page, {each.processor:.0%} of a core" for name, each in rates.ends.items()
+    )
+    return way, f"better when measured on {rates.date}: {costs}"
 
 
 def _tables(rates: Rates) -> dict[str, dict[str, float]]:
@@ -102,7 +130,8 @@ def measure(
     bytes_a_round: int = 256 << 20,
     processor_share: float = 0.08,
 ) -> Rates:
-    """Measure every path in both directions, interleaved, and keep the median of ``rounds``. Overwrites both pools.
+    """Measure every path in both directions, interleaved, then both ways to notice the ends by the fastest path for
+    loads; keep the median of ``rounds``. Overwrites both pools.
 
     Raises ValueError for a pool that is not on a CUDA device, CudaError when a copy fails.
     """
@@ -127,13 +156,20 @@ def measure(
                 if turn:
                     seconds.setdefault((lane, path), []).append(took)
     rate = {key: pages * pool.payload_bytes / statistics.median(took) for key, took in seconds.items()}
+    onboard = {path: rate["onboard", path] for path in PATHS}
+    fastest = max(onboard, key=onboard.__getitem__)
+    ends = measure_ends(
+        pool.cuda.native, pool.native, arena.native, pinned,
+        path=fastest, rounds=rounds, pages=pages, processor_share=processor_share,
+    )  # fmt: skip
     return Rates(
         device=pool.cuda.name,
         payload_bytes=pool.payload_bytes,
         segments=pool.segments,
         date=datetime.now(UTC).date().isoformat(),
         offload={path: rate["offload", path] for path in PATHS},
-        onboard={path: rate["onboard", path] for path in PATHS},
+        onboard=onboard,
+        ends=ends,
     )
 
 
@@ -168,7 +204,7 @@ def load(profile: Path) -> list[Rates]:
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']!r}")
         return [_rates(entry) for entry in data["rates"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"cuda.profile: {str(profile)!r}: {reason}; expected a profile of copy paths") from None
 
@@ -177,7 +213,18 @@ def _rates(entry: dict[str, Any]) -> Rates:
     tables = []
     for lane in ("offload", "onboard"):
         table = {str(path): float(rate) for path, rate in entry[lane].items()}
-        if not table or not set(table) <= set(PATHS) or min(table.values()) <= 0:
+        if not table or not set(table) <= set(PATHS) or not min(table.values()) > 0:
             raise ValueError(f"{lane} {entry[lane]!r}")
         tables.append(table)
-    return Rates(str(entry["device"]), int(entry["payload_bytes"]), int(entry["segments"]), str(entry["date"]), *tables)
+    ends = {way: Noticing(float(e["wait_s"]), float(e["processor"])) for way, e in entry.get("ends", {}).items()}
+    if not set(ends) <= set(ENDS) or not all(each.wait_s > 0 and each.processor >= 0 for each in ends.values()):
+        raise ValueError(f"ends {entry['ends']!r}")
+    return Rates(
+        device=str(entry["device"]),
+        payload_bytes=int(entry["payload_bytes"]),
+        segments=int(entry["segments"]),
+        date=str(entry["date"]),
+        offload=tables[0],
+        onboard=tables[1],
+        ends=ends,
+    )

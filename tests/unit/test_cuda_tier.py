@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from kvtier import CacheConfig, CacheManager, KVGeometry, Namespace, _core
 from kvtier.catalog import Tier
 from kvtier.config import CudaConfig
 from kvtier.tiers import copy_paths
+from kvtier.tiers.copy_ends import ENDS, Noticing, better, measure_ends
 from kvtier.tiers.copy_paths import PATHS, Rates, choose, measure, store
 from kvtier.tiers.cuda import CudaDevice, CudaError
 from kvtier.tiers.device import DevicePool
@@ -110,11 +112,11 @@ def pool() -> DevicePool:
     return DevicePool(GEOMETRY, GEOMETRY.allocate(24), cuda=CudaDevice.emulated_device(seed=3))
 
 
-def rates(pool: DevicePool, **tables: dict[str, float]) -> Rates:
+def rates(pool: DevicePool, *, ends: dict[str, Noticing] | None = None, **tables: dict[str, float]) -> Rates:
     assert pool.cuda is not None
     slow = dict.fromkeys(PATHS, 1000000000.0)
     found = {"offload": slow, "onboard": slow} | tables
-    return Rates(pool.cuda.name, pool.payload_bytes, pool.segments, "2026-12-01", **found)
+    return Rates(pool.cuda.name, pool.payload_bytes, pool.segments, "2026-12-01", **found, ends=ends or {})
 
 
 def test_without_a_profile_the_path_is_a_default_and_says_so(pool: DevicePool) -> None:
@@ -143,9 +145,46 @@ def test_the_profile_decides_each_direction_for_its_own_device_and_geometry(pool
     assert forced.reason.startswith("as configured; onboard: fastest when measured")
 
 
+def test_the_profile_decides_how_ends_are_noticed_unless_that_is_configured(pool: DevicePool, tmp_path: Path) -> None:
+    profile = tmp_path / "paths.json"
+    config = CudaConfig(profile=profile)
+    store(profile, rates(pool))  # as one was written before ends were measured
+    assert (choose(config, pool).ends, choose(config, pool).ends_reason) == (
+        "poll", "default, not measured on this machine",
+    )  # fmt: skip
+    measured = rates(pool, ends={"poll": Noticing(80e-6, 0.31), "call": Noticing(61e-6, 0.02)})
+    store(profile, measured)
+    assert copy_paths.load(profile) == [measured]
+    assert choose(config, pool).describe().endswith(
+        "ends by call (better when measured on 2026-12-01: poll 80 us a page, 31% of a core; "
+        "call 61 us a page, 2% of a core)"
+    )  # fmt: skip
+    forced = choose(CudaConfig(profile=profile, ends="poll"), pool)
+    assert (forced.ends, forced.ends_reason) == ("poll", "as configured")
+    assert choose(CudaConfig(), pool).ends == "poll"
+
+
+def test_the_sooner_end_is_better_and_of_ends_alike_the_one_that_takes_less_of_the_processor() -> None:
+    assert better({"poll": Noticing(50e-6, 0.9), "call": Noticing(60e-6, 0.1)}) == "poll"
+    assert better({"poll": Noticing(58e-6, 0.9), "call": Noticing(60e-6, 0.1)}) == "call"
+    assert better({"poll": Noticing(58e-6, 0.1), "call": Noticing(60e-6, 0.1)}) == "poll"
+
+
+BAD_ENDS = (
+    "[]", "7", '{"shout": {"wait_s": 1, "processor": 0}}', '{"poll": {"wait_s": 1}}',
+    '{"poll": {"wait_s": -1, "processor": 0}}', '{"poll": {"wait_s": NaN, "processor": 0}}',
+)  # fmt: skip
+PROFILE = '{"schema": "kvtier.copy-paths/1", "rates": [RATES]}'
+RATES = (
+    '{"device": "d", "payload_bytes": 1, "segments": 1, "date": "x", "offload": {"pieces": 1}, '
+    '"onboard": {"pieces": 1}, "ends": ENDS}'
+)
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": "other/1", "rates": []}', '{"schema": "kvtier.copy-paths/1", "rates": [{}]}',
-             '{"schema": "kvtier.copy-paths/1", "rates": 7}']
+    "text",
+    ["", "{", "[]", '{"schema": "other/1", "rates": []}', PROFILE.replace("[RATES]", "7"),
+     *(PROFILE.replace("RATES", rates) for rates in ("{}", '"a"', *(RATES.replace("ENDS", ends) for ends in BAD_ENDS)))]
 )  # fmt: skip
 def test_a_profile_that_is_none_is_named(pool: DevicePool, tmp_path: Path, text: str) -> None:
     profile = tmp_path / "paths.json"
@@ -159,8 +198,52 @@ def test_measuring_covers_every_path_in_both_directions(pool: DevicePool) -> Non
     assert found.fits(pool)
     assert set(found.offload) == set(found.onboard) == set(PATHS)
     assert min(*found.offload.values(), *found.onboard.values()) > 0
+    assert set(found.ends) == set(ENDS)
+    assert all(each.wait_s > 0 and each.processor > 0 for each in found.ends.values())
     with pytest.raises(ValueError, match="expected one on a CUDA device"):
         measure(DevicePool.allocate(GEOMETRY, 2), HostArena(2, GEOMETRY))
+
+
+def test_measuring_ends_asks_both_ways_for_their_events_and_loads_what_is_there(pool: DevicePool) -> None:
+    """By call the driver's thread tells, by poll it is looked: both load the host's own bytes."""
+    assert pool.cuda is not None
+    arena = HostArena(12, GEOMETRY)
+    for slot in range(12):
+        arena.page(slot)[:] = 7
+    pinned = _core.PinnedArena(pool.cuda.native, arena.native)
+    pinned.wait()
+    found = measure_ends(pool.cuda.native, pool.native, arena.native, pinned, path="direct", rounds=1)
+    assert set(found) == set(ENDS)
+    loaded = [slot for slot in range(24) if (pool.read_page(slot) == 7).all()]
+    assert len(loaded) == 12
+    assert pool.cuda.native.races() == []
+
+
+def test_a_load_that_does_not_end_while_ends_are_measured_is_told(
+    pool: DevicePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pool.cuda is not None
+    device, arena = pool.cuda.native, HostArena(12, GEOMETRY)
+    pinned = _core.PinnedArena(device, arena.native)
+    pinned.wait()
+
+    class Clock:
+        """Of a waiter that looks again only after a long time, and then lets go what it waits for."""
+
+        looks = 0
+        process_time = time.process_time
+
+        @classmethod
+        def monotonic(cls) -> float:
+            cls.looks += 1
+            if cls.looks > 1:
+                device.hold(0, False)
+            return 1e9 * cls.looks
+
+    monkeypatch.setattr("kvtier.tiers.copy_ends.time", Clock)
+    device.hold(0)  # the engine's stream, which every load comes after
+    with pytest.raises(CudaError, match="a load that was measured did not end within 30 s"):
+        measure_ends(device, pool.native, arena.native, pinned, path="direct", rounds=1)
 
 
 # ---- the whole stack ---------------------------------------------------------------------------------------------
@@ -299,3 +382,21 @@ def test_calibrating_copies_without_a_gpu_says_what_is_missing(
     assert main(["calibrate-copies", "--profile", str(tmp_path / "paths.json")]) == 2
     assert "CUDA device 0: " in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_calibrating_copies_keeps_and_shows_paths_and_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvtier.cli.main import main
+
+    device = CudaDevice.emulated_device()
+    monkeypatch.setattr(CudaDevice, "of", staticmethod(lambda ordinal: device))
+    monkeypatch.setattr("kvtier.cli.calibrate_copies._on_device", lambda geometry, slots, _: geometry.allocate(slots))
+    profile = tmp_path / "paths.json"
+    wanted = ["--profile", str(profile), "--model", "llama-3-8b", "--size", "4MiB", "--rounds", "1"]
+    assert main(["calibrate-copies", *wanted]) == 0
+    (kept,) = copy_paths.load(profile)
+    shown = capsys.readouterr().out
+    for name in (*PATHS, *ENDS, "an emulated device", str(profile)):
+        assert name in shown.replace("\n", ""), name
+    assert set(kept.ends) == set(ENDS)

@@ -62,7 +62,7 @@ def test_the_kernels_are_the_same_data_without_cmake(build: ModuleType, cmakes: 
     assert text == build.embedded(*kernels, image if 'built_for() { return ""; }' not in text else None)
 
 
-@pytest.mark.parametrize("step", ["small", "link", "disk"])
+@pytest.mark.parametrize("step", ["small", "link", "ends", "disk"])
 def test_a_step_runs_dry_and_says_that_its_figures_are_of_no_gpu(step: str, tmp_path: Path) -> None:
     environ = os.environ | {"OUT": str(tmp_path), "PYTHONPATH": str(ROOT)}
     run = subprocess.run(

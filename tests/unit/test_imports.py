@@ -21,6 +21,7 @@ LINES: list[list[str]] = [
     ["choice", "profile"],
     ["catalog", "costmodel", "mover", "journal"],
     ["tiers.copy_paths"],
+    ["tiers.copy_ends"],
     ["tiers.device", "tiers.host", "tiers.disk", "tiers.remote"],
     ["tiers.cuda"],
     ["tiers"],
