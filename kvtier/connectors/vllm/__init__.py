@@ -23,8 +23,11 @@ from kvtier.connectors.vllm.settings import Settings
 from kvtier.connectors.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -136,6 +139,9 @@ class KVTierConnector(KVConnectorBase_V1):
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._on_scheduler.finish(request)
         return False, None
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        return self._on_scheduler.events()
 
     def has_pending_push_work(self) -> bool:
         return self._on_scheduler.busy

@@ -17,6 +17,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier.connectors.vllm import support
 from kvtier.connectors.vllm.adapters import Adapters
+from kvtier.connectors.vllm.events import Events
 from kvtier.connectors.vllm.metadata import Introduction, Load, StepOrders, WorkerReport
 from kvtier.connectors.vllm.metrics import Stats, flatten
 from kvtier.offload import OffloadManager
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
@@ -54,7 +56,10 @@ class SchedulerSide:
         self._void: tuple[str, ...] = ()
         self._written: list[int] = []
         self._prefill: tuple[int, int, float] | None = None
+        self._full: dict[str, int] = {}  # request → tokens with which the next block that it may offer is full
         self._reported: dict[str, float] = {}
+        self._moved = True  # whether any of those may have changed
+        self._events: Events | None = None
         self._relay: RelayPlane | None = None
         self.manager: OffloadManager | None = None
 
@@ -69,15 +74,20 @@ class SchedulerSide:
         self._relay = RelayPlane([worker.hello for worker in ranks], journal)
         name = support.name(self._config, self._settings, ranks[0])
         self.manager = OffloadManager(self._settings.cache, name, self._relay)
+        events = getattr(self._config, "kv_events_config", None)
+        if events is not None and events.enable_kv_cache_events:
+            self._events = Events(self.manager.catalog, self._block)
         logger.info("kvtier: %s", self.manager.describe())
 
     # ---- a request's life ----------------------------------------------------------------------------------------
 
     def begin(self, request: Request) -> None:
         self._requests[request.request_id] = request
+        self._moved = True
 
     def match(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens could be loaded behind those that vLLM has; None: ask again, others are bringing them."""
+        self._full.pop(request.request_id, None)
         if self.manager is None or not self._cacheable(request):
             return 0, False
         adapter = self._adapters.digest(request.lora_request) if request.lora_request is not None else None
@@ -116,6 +126,8 @@ class SchedulerSide:
     def finish(self, request: Request) -> None:
         """In whatever state. Its blocks may go at once: see :meth:`step` for stores that read them."""
         self._requests.pop(request.request_id, None)
+        self._full.pop(request.request_id, None)
+        self._moved = True
         if self.manager is not None:
             self.manager.free(request.request_id)
 
@@ -127,7 +139,9 @@ class SchedulerSide:
             return StepOrders()
         must_end = self.manager.reading([*self._written, *self._rewritten(scheduled)])
         for request_id, tokens in scheduled.num_scheduled_tokens.items():
-            self._store(request_id, tokens, scheduled)
+            request = self._requests.get(request_id)
+            if request is not None and request.num_computed_tokens + tokens >= self._full.get(request_id, 0):
+                self._store(request, tokens, scheduled)
         orders = StepOrders(
             self._relay.orders(), must_end, self._loads, self._void, scheduled.total_num_scheduled_tokens == 0
         )
@@ -154,18 +168,19 @@ class SchedulerSide:
             if blocks is not None:
                 yield from blocks[0][computed // self._block if request_id in old.resumed_req_ids else 0 :]
 
-    def _store(self, request_id: str, tokens: int, scheduled: SchedulerOutput) -> None:
+    def _store(self, request: Request, tokens: int, scheduled: SchedulerOutput) -> None:
         """Offer the blocks that this step fills. Only tokens that are settled have hashes, so guesses of a speculative
         step are never in them."""
-        request = self._requests.get(request_id)
+        request_id = request.request_id
         first = self.manager.stored(request_id) if self.manager is not None else None
-        if request is None or first is None or self.manager is None:
+        if first is None or self.manager is None:
             return
         full = min(len(request.block_hashes), (request.num_computed_tokens + tokens) // self._block)
         tables = scheduled.kv_connector_block_state.get_block_ids(request_id) if full > first else None
         if tables is not None:
             hashes = as_labels(request.block_hashes[first:full])
             self.manager.store(request_id, hashes, np.array(tables[0][first:full], np.uint32))
+            self._full[request_id] = (full + 1) * self._block
 
     def take(self, report: WorkerReport | None) -> None:
         """What the workers tell of the orders."""
@@ -177,6 +192,8 @@ class SchedulerSide:
             self._prefill = None
         for rank, told in report.told.items() if report is not None else ():
             self._relay.deliver(rank, told)
+        if report is not None:
+            self._note_moves()
         for loaded in self.manager.poll():
             if loaded.blocks < loaded.wanted:
                 logger.warning(
@@ -191,12 +208,18 @@ class SchedulerSide:
         """Whether the workers should be asked for news although no request waits for any."""
         return self.manager is not None and self._relay is not None and (self.manager.busy or self._relay.has_orders)
 
+    def _note_moves(self) -> None:
+        self._moved = True
+        if self._events is not None:
+            self._events.moved()
+
     # ---- the rest ------------------------------------------------------------------------------------------------
 
     def reset(self) -> bool:
         """Forget everything in every tier, durably, as after a change of weights."""
         if self.manager is None:
             return True
+        self._note_moves()
         try:
             self._void += self.manager.reset()
         except OSError as error:
@@ -205,11 +228,17 @@ class SchedulerSide:
         return True
 
     def stats(self) -> Stats | None:
-        if self.manager is None:
+        """What was added since the last call; None where nothing has begun, moved or ended."""
+        if self.manager is None or not self._moved:
             return None
+        self._moved = False
         now = flatten(self.manager.stats())
         stats, self._reported = Stats.since(self._reported, now), now
         return stats
+
+    def events(self) -> list[KVCacheEvent]:
+        """What has come to the tiers and gone from them since the last call, where vLLM was told to say so."""
+        return self._events.take() if self._events is not None else []
 
     def close(self) -> None:
         self._adapters.close()

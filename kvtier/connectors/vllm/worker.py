@@ -7,6 +7,8 @@ step's KV being computed, stores begin and run beside whatever follows. Copies a
 from __future__ import annotations
 
 import math
+import os
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,7 @@ from kvtier.relay import RankPlane
 from kvtier.tiers.device import DevicePool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from vllm.config import VllmConfig
 
@@ -36,6 +38,7 @@ __all__ = ["WorkerSide", "geometry_of"]
 HASH_BYTES = 32
 STORE_PATIENCE = 0.05  # seconds that a step waits for a store that reads what it writes, before it is cancelled
 IDLE_PATIENCE = 0.005  # seconds that a step without computation waits for news, in place of the engine's loop
+BINDINGS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PROC_BIND")  # by one of which vLLM binds a CPU worker's threads
 CLOSE_PATIENCE = 5.0  # seconds for stores under way when the worker ends
 
 logger = init_logger(f"vllm.{__name__}")
@@ -65,6 +68,21 @@ def geometry_of(tensors: Mapping[str, torch.Tensor]) -> KVGeometry:
     )
 
 
+@contextmanager
+def _unbound() -> Iterator[None]:
+    """Threads that begin in here may run wherever the engine may. The worker's own thread is bound to a core on which
+    it computes, and they would stay there, beside the cores that vLLM leaves free for its connector."""
+    own = os.sched_getaffinity(0)
+    bound = any(name in os.environ for name in BINDINGS)
+    if bound:
+        os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+    try:
+        yield
+    finally:
+        if bound:
+            os.sched_setaffinity(0, own)
+
+
 @dataclass
 class _Loading:
     blocks: np.ndarray[Any, np.dtype[np.uint32]]
@@ -92,14 +110,15 @@ class WorkerSide:
     def adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Build the data plane over the engine's KV cache. ConfigError, ValueError or OSError for what cannot be."""
         geometry = geometry_of(tensors)
-        plane = LocalDataPlane(
-            self._sized(),
-            geometry,
-            DevicePool(geometry, dict(tensors)),
-            label_bytes=HASH_BYTES,
-            rank=self._rank,
-            world=self._world,
-        )
+        with _unbound():
+            plane = LocalDataPlane(
+                self._sized(),
+                geometry,
+                DevicePool(geometry, dict(tensors)),
+                label_bytes=HASH_BYTES,
+                rank=self._rank,
+                world=self._world,
+            )
         self._plane, self._rank_plane = plane, RankPlane(plane)
         self._introduction = Introduction(
             plane.hello(), geometry, self._attention(next(iter(tensors))), plane.describe()

@@ -1,6 +1,8 @@
 """The connector's two sides with vLLM's types and real bytes, without a model: two ranks in one process."""
 
+import os
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +10,9 @@ import pytest
 pytest.importorskip("vllm", reason="needs the environment that `make test-vllm` makes")
 
 import torch
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.lora.request import LoRARequest
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier.config import ConfigError
@@ -51,9 +55,10 @@ def config(ranks=2, **cache):
 class Engine:
     """vLLM's part: blocks, and the order of calls in a step."""
 
-    def __init__(self, extra, ranks=2):
+    def __init__(self, extra, ranks=2, events=False):
         settings = Settings.read(extra, TOKENS)
         self.config = config(ranks)
+        self.config.kv_events_config = SimpleNamespace(enable_kv_cache_events=events)
         self.scheduler = SchedulerSide(self.config, settings)
         self.workers, self.caches = [], []
         for rank in range(ranks):
@@ -130,8 +135,9 @@ def request(name, tokens, stem=b"a", lora=None):
 def engine():
     made = []
 
-    def make(extra=None, ranks=2):
-        made.append(Engine({"host.size": "1MiB", "min_load_tokens": 0, "load_policy": "always"} | (extra or {}), ranks))
+    def make(extra=None, ranks=2, events=False):
+        extra = {"host.size": "1MiB", "min_load_tokens": 0, "load_policy": "always"} | (extra or {})
+        made.append(Engine(extra, ranks, events))
         return made[-1]
 
     yield make
@@ -246,6 +252,44 @@ def test_a_reset_voids_what_loads_and_outlives_the_engine(engine, tmp_path):
     first.close()
     second = engine(extra)
     assert load(second)[1] == (0, False)
+
+
+def test_events_say_which_block_is_in_which_tier(engine, tmp_path):
+    two = engine({"disk.path": str(tmp_path), "disk.size": "8MiB", "weights_revision": "1"}, events=True)
+    assert two.scheduler.events() == []
+    store(two)
+    names = {maybe_convert_block_hash(name) for name in request("a", 4 * TOKENS).block_hashes}
+    told = events(two)
+    assert {event.medium for event in told} == {"CPU", "STORAGE"}
+    for medium in ("CPU", "STORAGE"):
+        assert {event.block_hashes[0] for event in told if event.medium == medium} == names
+    assert {(type(event), event.block_size) for event in told} == {(BlockStored, TOKENS)}
+    assert events(two) == [], "what was told is not told again"
+    two.scheduler.reset()
+    told = events(two)
+    assert {(type(event), event.medium) for event in told} == {(BlockRemoved, "CPU"), (BlockRemoved, "STORAGE")}
+    assert all(set(event.block_hashes) == names for event in told)
+
+
+def events(engine):
+    engine.scheduler._events._next = 0.0
+    return engine.scheduler.events()
+
+
+def test_copies_run_beside_the_core_that_vllm_has_bound_its_worker_to(engine, monkeypatch):
+    everywhere, tasks = os.sched_getaffinity(os.getppid()), Path("/proc/self/task")
+    one = {min(os.sched_getaffinity(0))}
+    monkeypatch.setenv("GOMP_CPU_AFFINITY", str(min(one)))
+    before, own = {task.name for task in tasks.iterdir()}, os.sched_getaffinity(0)
+    os.sched_setaffinity(0, one)
+    try:
+        engine(ranks=1)
+        assert os.sched_getaffinity(0) == one, "vLLM's own thread stays where it is"
+        begun = [int(task.name) for task in tasks.iterdir() if task.name not in before]
+        assert begun
+        assert all(os.sched_getaffinity(thread) == everywhere for thread in begun)
+    finally:
+        os.sched_setaffinity(0, own)
 
 
 def test_what_the_hashes_do_not_name_is_not_cached(engine, tmp_path):
