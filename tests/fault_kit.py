@@ -236,11 +236,15 @@ def open_pages(folder: Path, plan: _core.FaultPlan, tally: Tally, io_limit_s: fl
     raise AssertionError("still refused after the faults had happened")
 
 
-def store_life(folder: Path, plan: _core.FaultPlan, tally: Tally, io_limit_s: float) -> None:
-    """New, stored, read, invalidated, overwritten, closed, reopened, read: with all faults of ``plan``."""
+def store_life(folder: Path, plan: _core.FaultPlan, tally: Tally, io_limit_s: float, rounds: int = 1) -> None:
+    """New, stored, read, invalidated, overwritten, closed, reopened, read: with all faults of ``plan``.
+
+    ``rounds``: how often pages are stored in place of others, and read.
+    """
     with open_pages(folder, plan, tally, io_limit_s) as rig:
-        rig.put(span(0, 6), range(6), 0)
-        rig.get(span(0, 6), range(6), 0, tally)
+        for first in range(100 * (rounds - 1), -1, -100):
+            rig.put(span(0, 6), range(first, first + 6), 0)
+            rig.get(span(0, 6), range(first, first + 6), 0, tally)
         durable = True
         try:
             assert rig.disk.invalidate(SPACE) == 1

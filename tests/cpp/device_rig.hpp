@@ -93,21 +93,7 @@ struct DeviceRig {
     order.cuts = cuts;
     return mover->submit(order, reinterpret_cast<std::uintptr_t>(engine));
   }
-  Completion next(Ticket ticket) {
-    const Time limit = Clock::now() + kPatience;
-    for (;;) {
-      const std::uint64_t seen = mover->reports();
-      mover->poll(&reported);
-      for (auto it = reported.begin(); it != reported.end(); ++it) {
-        if (it->ticket != ticket) continue;
-        Completion out = std::move(*it);
-        reported.erase(it);
-        return out;
-      }
-      if (Clock::now() > limit) throw std::runtime_error("nothing was reported");
-      mover->wait(std::chrono::seconds(1), seen);
-    }
-  }
+  Completion next(Ticket ticket) { return next_report(*mover, &reported, ticket); }
   // Waits until the copier has looked that often at a batch's end before it had come.
   void await_look(std::uint64_t count = 1) const {
     const Time limit = Clock::now() + kPatience;

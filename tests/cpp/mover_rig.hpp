@@ -50,6 +50,23 @@ inline std::vector<std::byte> identities_of(const std::vector<std::uint32_t>& na
   return out;
 }
 
+// Waits for the next report of this ticket; those of others are kept in `reported`.
+inline Completion next_report(Mover& mover, std::vector<Completion>* reported, Ticket ticket) {
+  const Time limit = Clock::now() + kPatience;
+  for (;;) {
+    const std::uint64_t seen = mover.reports();
+    mover.poll(reported);
+    for (auto it = reported->begin(); it != reported->end(); ++it) {
+      if (it->ticket != ticket) continue;
+      Completion out = std::move(*it);
+      reported->erase(it);
+      return out;
+    }
+    if (Clock::now() > limit) throw std::runtime_error("nothing was reported");
+    mover.wait(std::chrono::seconds(1), seen);
+  }
+}
+
 struct Rig {
   static constexpr Slot kSlots = 64;
   static constexpr std::size_t kPart = 3000, kPayload = 2 * kPart;  // two segments, no multiple of anything
@@ -87,22 +104,7 @@ struct Rig {
     return mover->submit(order);
   }
 
-  // Waits for the next report of this ticket; others are kept.
-  Completion next(Ticket ticket) {
-    const Time limit = Clock::now() + kPatience;
-    for (;;) {
-      const std::uint64_t seen = mover->reports();
-      mover->poll(&reported);
-      for (auto it = reported.begin(); it != reported.end(); ++it) {
-        if (it->ticket != ticket) continue;
-        Completion out = std::move(*it);
-        reported.erase(it);
-        return out;
-      }
-      if (Clock::now() > limit) throw std::runtime_error("nothing was reported");
-      mover->wait(std::chrono::seconds(1), seen);
-    }
-  }
+  Completion next(Ticket ticket) { return next_report(*mover, &reported, ticket); }
 
   // Fills device slots with bytes that tell slots and positions apart.
   void write_device(Slot slot, std::uint32_t name) {

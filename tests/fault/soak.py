@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from tests.fault_kit import FAULTS, On, Tally, live_through, manager_life, store
 
 APART = {On.READ: 5, On.MEMORY: 5}  # operations between two faults of one life: one at a time is what is promised
 APART_ELSE = 11  # there are more of those
-MOST = 200  # the longest life, in operations
+MOST = 200  # operations of the longest life of one round
+ROUNDS = 100  # of the longest life in which only reads or writes fail: opening costs more than many rounds
 LIVES = 8  # of one task
 POINTS = 50  # of dying, of one task
 DEATHS = {"power loss": ("crash points",), "kill": ("killed", "crashed")}  # way → what counts its points
@@ -51,9 +53,10 @@ def spoil(kind: str, rng: random.Random, folder: Path) -> Tally:
         seed = rng.randrange(1 << 20)
         if fault.kind.name != "ERROR":
             fault = fault._replace(value=lambda n, value=fault.value, seed=seed: value(n + seed))
-        life = manager_life if kind != "hang" and rng.random() < 0.15 else store_life
+        rounds = rng.randint(1, ROUNDS) if fault.on in (On.READ, On.WRITE) else 1  # others would let no store be opened
+        life = manager_life if kind != "hang" and rng.random() < 0.15 else partial(store_life, rounds=rounds)
         apart = APART.get(fault.on, APART_ELSE)
-        live_through(life, folders, fault, list(range(rng.randint(1, apart), MOST, apart)), tally)
+        live_through(life, folders, fault, list(range(rng.randint(1, apart), MOST * rounds, apart)), tally)
     return tally
 
 
