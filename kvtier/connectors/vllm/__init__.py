@@ -54,6 +54,7 @@ class KVTierConnector(KVConnectorBase_V1):
     :class:`kvtier.config.ConfigError` at start for what cannot be served."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        support.check_interface(KVTierConnector, KVConnectorBase_V1)
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         block_size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size

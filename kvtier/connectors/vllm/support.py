@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,35 @@ if TYPE_CHECKING:
     from kvtier.connectors.vllm.metadata import Introduction
     from kvtier.connectors.vllm.settings import Settings
 
-__all__ = ["TESTED", "check", "engine_folder", "hash_algorithm", "name"]
+__all__ = ["TESTED", "check", "check_interface", "engine_folder", "hash_algorithm", "name"]
 
 TESTED = ("0.32.0",)
 """Versions of vLLM that `make test-vllm` has run with."""
 
 CRYPTOGRAPHIC = ("sha256", "sha256_cbor")
+
+
+def check_interface(ours: type, theirs: type) -> None:
+    """Raises ConfigError where vLLM's base class does not make the calls that ours answers, or makes them otherwise."""
+    changed = []
+    for call, answer in vars(ours).items():
+        if call.startswith("_"):
+            continue
+        asked = inspect.getattr_static(theirs, call, None)
+        if asked is None:
+            changed.append(f"{call}: not in {theirs.__name__}")
+        elif not isinstance(answer, property):
+            wanted, found = _parameters(answer), _parameters(asked)
+            if wanted != found:
+                changed.append(f"{call}: ({', '.join(found)}) in {theirs.__name__}; expected ({', '.join(wanted)})")
+    if changed:
+        raise ConfigError(
+            "\n".join([f"vLLM {vllm.__version__} is not served: what it asks of a connector has changed", *changed])
+        )
+
+
+def _parameters(method: Any) -> list[str]:
+    return list(inspect.signature(getattr(method, "__func__", method)).parameters)
 
 
 def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: Settings) -> list[str]:

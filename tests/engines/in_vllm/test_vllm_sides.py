@@ -11,12 +11,13 @@ pytest.importorskip("vllm", reason="needs the environment that `make test-vllm` 
 
 import torch
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier.config import ConfigError
-from kvtier.connectors.vllm import support
+from kvtier.connectors.vllm import KVTierConnector, support
 from kvtier.connectors.vllm.adapters import Adapters
 from kvtier.connectors.vllm.metadata import WorkerReport
 from kvtier.connectors.vllm.metrics import Stats
@@ -355,6 +356,23 @@ def test_what_cannot_be_served_is_refused_by_name(change, said, tmp_path):
     groups.kv_cache_groups *= 2
     with pytest.raises(ConfigError, match="kv_cache_groups: 2: expected 1"):
         support.check(config(), groups, Settings.read({}, TOKENS))
+
+
+def test_a_changed_interface_is_refused_by_the_name_of_the_call():
+    support.check_interface(KVTierConnector, KVConnectorBase_V1)
+
+    class Later(KVConnectorBase_V1):
+        reset_cache = None
+
+        def get_finished(self, finished_req_ids, reason): ...
+
+    with pytest.raises(ConfigError) as refused:
+        support.check_interface(KVTierConnector, Later)
+    said = str(refused.value).splitlines()
+    assert said[1:] == [
+        "get_finished: (self, finished_req_ids, reason) in Later; expected (self, finished_req_ids)",
+        "reset_cache: not in Later",
+    ]
 
 
 @pytest.mark.parametrize(
