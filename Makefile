@@ -53,11 +53,13 @@ $(CUDA)/.kvtier-ready: requirements/cuda.txt | $(READY)
 CUDA_HOME := $(abspath $(CUDA))/nvidia/cu13
 test-cuda: build $(CUDA)/.kvtier-ready  ## build without NVIDIA's compiler, then with it, and test what depends on it
 	$(CXX) -std=c++20 -fsyntax-only -Icsrc -isystem $(CUDA_HOME)/include -include cuda.h tests/cpp/cuda_api_test.cpp
-	@with() { cmake -S . -B $(BUILD) "$$@" --log-level=WARNING && cmake --build $(BUILD) -j $(JOBS); }; \
-	trap 'with -DKVTIER_CUDA=AUTO -UKVTIER_NVCC' EXIT; \
+	@made() { cmake -S . -B $(BUILD) "$$@" --log-level=WARNING --no-warn-unused-cli; }; \
+	build() { cmake --build $(BUILD) -j $(JOBS) "$$@"; }; \
+	trap 'made -DKVTIER_CUDA=AUTO -UKVTIER_NVCC && build' EXIT; \
+	trap 'exit 130' INT TERM; \
 	for cuda in OFF ON; do \
 	  echo "KVTIER_CUDA=$$cuda"; \
-	  with -DKVTIER_CUDA=$$cuda -DKVTIER_NVCC=$(CUDA_HOME)/bin/nvcc && \
+	  made -DKVTIER_CUDA=$$cuda -DKVTIER_NVCC=$(CUDA_HOME)/bin/nvcc && build --target _core && \
 	  PATH=$(CUDA_HOME)/bin:$$PATH PYTHONPATH=$(abspath $(CUDA)) LD_LIBRARY_PATH=$(CUDA_HOME)/lib KVTIER_TEST_CUDA=$$cuda \
 	    OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/unit/test_cuda_tier.py \
 	    tests/unit/test_gpu_check.py::test_the_kernels_are_the_same_data_without_cmake \

@@ -188,6 +188,9 @@ void bind_cuda(nb::module_& m) {
   m.def("cuda_capability", &capability, nb::arg("ordinal"));
   m.def("kernel_source", &kernel_source);
   m.def("kernel_header", &kernel_header);
+  m.def(
+      "kernel_image", [] { return nb::bytes(built_image().data(), built_image().size()); },
+      "The page kernels' machine code as nvcc built it in; empty: it did not.");
 }
 
 }  // namespace kvtier

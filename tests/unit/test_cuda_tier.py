@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -333,25 +334,59 @@ def test_a_store_waits_for_the_step_that_fills_it() -> None:
 # ---- the kernels as the compilers see them -----------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not BUILD and shutil.which("nvcc") is None, reason="needs nvcc: `make test-cuda` brings it")
+@pytest.mark.skipif(
+    BUILD == "OFF" or (not BUILD and shutil.which("nvcc") is None), reason="needs nvcc: `make test-cuda` brings it"
+)
 def test_kernels_move_16_bytes_at_a_time_and_keep_all_in_registers(tmp_path: Path) -> None:
     source = ROOT / "csrc" / "cuda" / "page_copy.cu"
-    common = ["nvcc", "-std=c++17", "-arch=sm_90", "-I", str(ROOT / "csrc")]
+    common = ["nvcc", "-std=c++17", "-I", str(ROOT / "csrc")]
+    targets = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in ((80, 90, 100) if BUILD else (90,))]
     made = subprocess.run(
-        [*common, "-cubin", "-Xptxas", "-v", "-o", str(tmp_path / "k.cubin"), str(source)],
+        [*common, *targets, "-fatbin", "-Xptxas", "-v", "-o", str(tmp_path / "k.fatbin"), str(source)],
         capture_output=True, text=True, check=True, timeout=240,
     )  # fmt: skip
     reports = [line for line in (made.stdout + made.stderr).splitlines() if "stack frame" in line]
-    assert len(reports) == 6
+    assert len(reports) == 6 * len(targets)
     assert all("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in line for line in reports)
-    subprocess.run([*common, "-ptx", "-o", str(tmp_path / "k.ptx"), str(source)], check=True, timeout=240)
-    kernels = {
-        part.partition("(")[0].strip(): part for part in (tmp_path / "k.ptx").read_text().split(".visible .entry ")[1:]
-    }
+    ptx = tmp_path / "k.ptx"
+    subprocess.run([*common, "-arch=sm_90", "-ptx", "-o", str(ptx), str(source)], check=True, timeout=240)
+    kernels = {part.partition("(")[0].strip(): part for part in ptx.read_text().split(".visible .entry ")[1:]}
     for name in ("kvtier_gather", "kvtier_scatter"):
         assert kernels[name].count("ld.global.cs.v2.u64") == 4  # all under way before the first is stored
         assert kernels[name].count("st.global.cs.v2.u64") == 4
     assert kernels["kvtier_sum"].count("st.global.cs") == 0
+
+
+MEMORY = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*((?:LD|ST)[GL]?\.[\w.]*|(?:ATOM|RED)\w*)", re.M)
+
+
+@pytest.mark.skipif(
+    BUILD == "OFF" or (not BUILD and (shutil.which("cuobjdump") is None or not _core.kernel_image())),
+    reason="needs a build by nvcc, and cuobjdump: `make test-cuda` brings both",
+)
+def test_the_machine_code_that_was_built_in_moves_16_bytes_at_a_time_and_four_loads_before_a_store(
+    tmp_path: Path,
+) -> None:
+    image = tmp_path / "image.fatbin"
+    image.write_bytes(_core.kernel_image())
+    shown = subprocess.run(
+        ["cuobjdump", "-sass", str(image)], capture_output=True, text=True, check=True, timeout=240
+    ).stdout
+    found = set()
+    for part in re.split(r"(?m)^\s*arch = ", shown)[1:]:
+        target, _, body = part.partition("\n")
+        for text in body.split("Function : ")[1:]:
+            name, memory = text.split()[0], MEMORY.findall(text)
+            found.add((target, name))
+            assert not [op for op in memory if op.startswith(("LDL", "STL", "ATOM", "RED"))], (target, name, memory)
+            pages = [op[:2] for op in memory if ".EF.128" in op]  # what streams past the caches: the pages' bytes
+            whole = {"kvtier_gather": 4 * ["LD"] + 4 * ["ST"], "kvtier_sum": 4 * ["LD"]}
+            whole["kvtier_scatter"] = whole["kvtier_gather"]
+            assert pages == whole.get(name, []), (target, name, memory)
+            narrow = [op for op in memory if ".U8" in op or ".U16" in op]
+            assert bool(narrow) == name.endswith("_bytes"), (target, name, memory)
+    kinds = {f"kvtier_{way}{end}" for way in ("gather", "scatter", "sum") for end in ("", "_bytes")}
+    assert found == {(target, kind) for target in ("sm_80", "sm_90", "sm_100") for kind in kinds}
 
 
 @pytest.mark.skipif(
