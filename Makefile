@@ -53,7 +53,7 @@ $(CUDA)/.kvtier-ready: requirements/cuda.txt | $(READY)
 CUDA_HOME := $(abspath $(CUDA))/nvidia/cu13
 test-cuda: build $(CUDA)/.kvtier-ready  ## build without NVIDIA's compiler, then with it, and test what depends on it
 	$(CXX) -std=c++20 -fsyntax-only -Icsrc -isystem $(CUDA_HOME)/include -include cuda.h tests/cpp/cuda_api_test.cpp
-	@made() { cmake -S . -B $(BUILD) "$$@" --log-level=WARNING --no-warn-unused-cli; }; \
+	@made() { cmake -S . -B $(BUILD) "$$@" --log-level=WARNING -Wno-unused-cli; }; \
 	build() { cmake --build $(BUILD) -j $(JOBS) "$$@"; }; \
 	trap 'made -DKVTIER_CUDA=AUTO -UKVTIER_NVCC && build' EXIT; \
 	trap 'exit 130' INT TERM; \

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 import numpy as np
-from rig import PATHS, Pool, Stopwatch, arguments, host_arena, open_device, plain_copy, write
+from rig import PATHS, Pool, Stopwatch, arguments, host_arena, open_device, plain_both, plain_copy, write
 
 from kvtier import _core
 
@@ -27,7 +27,7 @@ def main() -> None:
         row = one_size(device, dry, size, total, rounds)
         rows.append(row)
         print(row)
-    write("link", device, rows, limit="one large copy of pinned memory by torch, in the same rounds")
+    write("link", device, rows, limit="large copies of pinned memory by torch, one or one each way, in the same rounds")
 
 
 def one_size(device: _core.CudaDevice, dry: bool, size: int, total: int, rounds: int) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def one_size(device: _core.CudaDevice, dry: bool, size: int, total: int, rounds:
         candidates[f"both {path}"] = lambda path=path: both(path)
     if not dry:
         down, up = plain_copy(256 << 20)
-        candidates |= {"limit offload": down, "limit onboard": up}
+        candidates |= {"limit offload": down, "limit onboard": up, "limit both": plain_both(256 << 20)}
     seconds = Stopwatch().run(candidates, rounds)
     rate = {name: (256 << 20 if name.startswith("limit") else pool.bytes) / s / 1e9 for name, s in seconds.items()}
     row: dict[str, Any] = {"segment_bytes": size, "segments": segments, "pages": pages, "pinned": pinned.pinned}
@@ -75,6 +75,9 @@ def one_size(device: _core.CudaDevice, dry: bool, size: int, total: int, rounds:
             row[f"{lane} limit GB/s"] = round(rate[f"limit {lane}"], 3)
             row[f"{lane} best/limit"] = round(max(row[f"{lane} GB/s"].values()) / rate[f"limit {lane}"], 3)
     row["both GB/s each way"] = {path: round(rate[f"both {path}"], 3) for path in PATHS}
+    if not dry:
+        row["both limit GB/s each way"] = round(rate["limit both"], 3)
+        row["both best/limit"] = round(max(row["both GB/s each way"].values()) / rate["limit both"], 3)
     return row
 
 

@@ -9,6 +9,7 @@ import os
 import platform
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,28 @@ def plain_copy(size: int, rounds: int = 20) -> tuple[Callable[[], float], Callab
         return float(begin.elapsed_time(end)) / 1000 / rounds
 
     return (lambda: timed(host, device)), (lambda: timed(device, host))
+
+
+def plain_both(size: int, rounds: int = 20) -> Callable[[], float]:
+    """The same in both directions at once, on two streams: seconds for ``size`` bytes each way."""
+    import torch
+
+    devices = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    hosts = [torch.empty(size, dtype=torch.uint8, pin_memory=True).zero_() for _ in range(2)]
+    streams = [torch.cuda.Stream() for _ in range(2)]
+
+    def timed() -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(rounds):
+            with torch.cuda.stream(streams[0]):
+                hosts[0].copy_(devices[0], non_blocking=True)
+            with torch.cuda.stream(streams[1]):
+                devices[1].copy_(hosts[1], non_blocking=True)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) / rounds
+
+    return timed
 
 
 def write(name: str, device: _core.CudaDevice, rows: Sequence[dict[str, Any]], **more: Any) -> None:
