@@ -53,6 +53,12 @@ class Adopted:
     slots: int
     device: int | None = None
 
+    def shares_memory(self, other: "Adopted") -> bool:
+        """Whether some byte is in a slot of both; True also where runs of unlike strides interleave, as none do."""
+        if self.device != other.device:
+            return False
+        return any(not _apart(x, self.slots, y, other.slots) for x in self.segments for y in other.segments)
+
 
 @dataclass(frozen=True, slots=True)
 class _Array:
@@ -264,15 +270,25 @@ def _check_apart(pieces: list[tuple[str, Segment]], slots: int) -> None:
     for index, (name, x) in enumerate(pieces):
         if slots > 1 and x.stride < x.length:
             raise ValueError(f"{name}: blocks are {x.stride} bytes apart and {x.length} long, so they share memory")
-        end = x.base + (slots - 1) * x.stride + x.length
+        end = _end(x, slots)
         for other, y in pieces[index + 1 :]:
             if y.base >= end:
                 break
-            offset = (y.base - x.base) % x.stride
-            apart = slots > 1 and x.stride == y.stride and x.length <= offset <= x.stride - y.length
-            if not apart:
+            if not _apart(x, slots, y, slots):
                 both = f"{name} and {other} share memory" if other != name else f"{name} shares memory with itself"
                 raise ValueError(f"{both}; expected every block to have bytes of its own")
+
+
+def _apart(x: Segment, x_slots: int, y: Segment, y_slots: int) -> bool:
+    """Whether they lie side by side, or take turns in every stride."""
+    if y.base >= _end(x, x_slots) or x.base >= _end(y, y_slots):
+        return True
+    turns = x_slots > 1 and y_slots > 1 and x.stride == y.stride
+    return turns and x.length <= (y.base - x.base) % x.stride <= x.stride - y.length
+
+
+def _end(segment: Segment, slots: int) -> int:
+    return segment.base + (slots - 1) * segment.stride + segment.length
 
 
 def _merge(pieces: list[Segment], slots: int) -> tuple[Segment, ...]:

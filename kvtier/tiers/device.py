@@ -15,6 +15,8 @@ from kvtier.config import ConfigError, readable_size
 from kvtier.geometry import KVGeometry
 from kvtier.tiers.cuda import CudaDevice
 
+_claimed: weakref.WeakSet[DevicePool] = weakref.WeakSet()  # by a cache, at some time
+
 
 class DevicePool:
     """The blocks of an engine's KV arrays, adopted without a copy; slot n is block n of every array.
@@ -34,6 +36,7 @@ class DevicePool:
         if cuda is None and adopted.device is not None:
             cuda = CudaDevice.of(adopted.device)
         self._holder: weakref.ref[object] | None = None
+        self._adopted = adopted
         self.cuda = cuda
         self.geometry = geometry
         self.tensors = tensors
@@ -59,10 +62,23 @@ class DevicePool:
             raise ValueError(f"device pool: slots is {slots}, of {need} in all; expected what fits in memory") from None
 
     def claim(self, holder: object) -> None:
-        """Take the pool for one cache, as long as `holder` lives: two caches would hand out the same slots."""
-        if self._holder is not None and self._holder() is not None:
+        """Take the pool for one cache, as long as `holder` lives: two caches would hand out the same slots.
+
+        ConfigError when another has it, or has a pool of which some bytes are this one's too.
+        """
+        if self._held():
             raise ConfigError("device: another cache has this pool; close that one, or give each its own")
+        for other in list(_claimed):
+            if other is not self and other._held() and self._adopted.shares_memory(other._adopted):
+                raise ConfigError(
+                    f"device: this pool of {self.slots} slots shares memory with one of {other.slots} slots that "
+                    "another cache has; close that one, or give each arrays of its own"
+                )
         self._holder = weakref.ref(holder)
+        _claimed.add(self)
+
+    def _held(self) -> bool:
+        return self._holder is not None and self._holder() is not None
 
     def give_back(self) -> None:
         """The cache that had it is closed."""

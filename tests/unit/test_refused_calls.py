@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
+import numpy as np
 import pytest
 
 from kvtier import CacheConfig, ConfigError
@@ -45,6 +47,33 @@ def test_a_pool_belongs_to_one_cache_at_a_time(geometry, namespace):
     with pytest.raises(ConfigError, match=r"host\.size"):
         CacheManager(CacheConfig(block_size=BLOCK, host={"size": 1}), geometry, namespace, pool)
     CacheManager(config, geometry, namespace, pool).close()  # one that could not be made holds nothing
+
+
+def test_two_caches_share_no_byte_of_the_device(geometry, namespace):
+    arrays, config = geometry.allocate(8), CacheConfig(block_size=BLOCK, host={"size": "1MiB"})
+    first = CacheManager(config, geometry, namespace, DevicePool(geometry, arrays))
+    with pytest.raises(ConfigError, match=r"device: this pool of 8 slots shares memory with one of 8 slots that anoth"):
+        CacheManager(config, geometry, namespace, DevicePool(geometry, arrays))
+    other = CacheManager(config, geometry, namespace, DevicePool(geometry, geometry.allocate(8)))
+    first.close()
+    again = CacheManager(config, geometry, namespace, DevicePool(geometry, arrays))
+    del again  # never closed, but gone
+    gc.collect()
+    CacheManager(config, geometry, namespace, DevicePool(geometry, arrays)).close()
+    other.close()
+
+
+def test_pools_that_take_turns_in_one_buffer_share_no_byte():
+    layers = KVGeometry(layers=2, kv_heads=1, head_dim=16, dtype="float32", block_size=16, layout="split.bnhd")
+    buffer = np.zeros((8, 8, 16, 1, 16), np.float32)  # slots, four layers' K and V
+    halves = [[buffer[:, index] for index in part] for part in (range(4), range(4, 8), range(3, 7))]
+    a, b, across = (layers.adopt(half) for half in halves)
+    assert not a.shares_memory(b)
+    assert across.shares_memory(a)
+    assert across.shares_memory(b)
+    upper, lower = (layers.adopt([array[part] for array in halves[0]]) for part in (slice(4, 8), slice(0, 4)))
+    assert not upper.shares_memory(lower)
+    assert upper.shares_memory(a)
 
 
 def test_a_closed_cache_begins_and_changes_nothing(manager):
