@@ -82,7 +82,7 @@ gpu_tests() {
   rc=$?
   printf '%s\n' "$said"
   if [ $rc -eq 0 ] && ! tail -n 1 <<<"$said" | grep -q passed; then
-    grep -m 1 '^SKIPPED' <<<"$said" | sed 's/.*: //'
+    grep -m 1 '^SKIPPED' <<<"$said" | sed 's/^SKIPPED [^ ]* [^ ]* //'
     return 77
   fi
   return $rc

@@ -28,7 +28,7 @@ def main() -> None:
 
         from kvtier.lab.model import random_config
     except ImportError as error:
-        skip(f"the lab needs {error.name}: give the wheels of requirements/gpu.txt")
+        skip(f"the lab cannot be loaded ({error}): give the wheels of requirements/gpu.txt")
     began = time.monotonic()
     model = tiny() if dry else eight_billion(torch, transformers, random_config)
     contexts = [128, 256] if dry else [2048, 8192, 32768, 131072]

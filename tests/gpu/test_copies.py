@@ -13,7 +13,7 @@ import pytest
 
 from kvtier import _core
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", exc_type=ImportError)
 
 pytestmark = [
     pytest.mark.gpu,
