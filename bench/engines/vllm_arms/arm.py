@@ -14,7 +14,9 @@ from typing import Any
 
 import psutil
 
-AFTER = 0.1  # seconds in which what was computed is still being stored
+QUIET = 0.05  # seconds in which the engine's processes take no more than IDLE of processor time: nothing is under way
+IDLE = 0.004
+LONGEST = 5.0  # seconds to wait for that
 HITS = "vllm:prompt_tokens_cached_by_source"
 KVTIER = "vllm:kvtier_"
 
@@ -27,31 +29,57 @@ def build(plan: dict[str, Any]) -> Any:
     return LLM(model=plan.pop("model") or str(packaged_model()), seed=0, disable_log_stats=False, **plan)
 
 
+def do_not_spin() -> None:
+    """vLLM's processes look for messages in a loop, for a second after each; then they wait to be woken. Here several
+    engines share the cores, of which one is asked at a time: those that are not must not take any from it, nor may
+    what a request costs be hidden behind that second. So all wait to be woken at once."""
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    begin = shm_broadcast.SpinCondition.__init__
+
+    def without_loop(self: Any, *arguments: Any, **named: Any) -> None:
+        begin(self, *arguments, **named)
+        self.busy_loop_s = 0.0
+
+    shm_broadcast.SpinCondition.__init__ = without_loop
+
+
 def ask(llm: Any, tokens: list[int], answer: int) -> dict[str, Any]:
     """TTFT and TPOT as vLLM itself took them: to the first token at the front end, and between tokens in the core.
-    ``cpu``: what all of the engine's processes took for it, what they did in the moment after included."""
+    ``cpu``: what all of the engine's processes took for it, to the end of what they did afterwards, as storing."""
     from vllm import SamplingParams
 
     began = cpu()
-    sampling = SamplingParams(temperature=0, max_tokens=answer, min_tokens=answer, ignore_eos=True)
+    sampling = SamplingParams(temperature=0, max_tokens=answer, min_tokens=answer, ignore_eos=True, detokenize=False)
     (output,) = llm.generate([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)
     times = output.metrics
     given = list(output.outputs[0].token_ids)
     tpot = (times.last_token_ts - times.first_token_ts) / (len(given) - 1) if len(given) > 1 else None
-    time.sleep(AFTER)
     return {
         "ttft": times.first_token_latency,
         "tpot": tpot,
-        "cpu": cpu() - began,
+        "cpu": when_quiet() - began,
         "tokens": given,
         "cached": output.num_cached_tokens,
     }
 
 
 def cpu() -> float:
-    """Seconds of processor time of this process and all below it that live."""
+    """Seconds of processor time of this process and all below it that live, by their clocks (clock_getcpuclockid(3)):
+    psutil's are of 10 ms."""
     own = psutil.Process()
-    return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children(recursive=True)))
+    return sum(time.clock_gettime(~each.pid << 3 | 2) for each in (own, *own.children(recursive=True)))
+
+
+def when_quiet() -> float:
+    """Wait until nothing is under way any more; returns the processor time until then."""
+    end, before = time.monotonic() + LONGEST, cpu()
+    while True:
+        time.sleep(QUIET)
+        now = cpu()
+        if now - before <= IDLE or time.monotonic() >= end:
+            return now
+        before = now
 
 
 def metrics(llm: Any) -> dict[str, float]:
@@ -67,6 +95,7 @@ def metrics(llm: Any) -> dict[str, float]:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")  # what others print must not be taken for an answer
     os.dup2(2, 1)
+    do_not_spin()
     llm = build(json.loads(sys.stdin.readline()))
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
@@ -80,3 +109,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # one of vLLM's own processes
+    do_not_spin()

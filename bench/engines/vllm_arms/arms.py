@@ -6,6 +6,9 @@ import contextlib
 import json
 import os
 import random
+import select
+import signal
+import statistics
 import subprocess
 import sys
 from collections import defaultdict
@@ -15,10 +18,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Arm", "bounds", "by_turns", "difference", "words"]
+__all__ = ["NOT_STARTED", "Arm", "all_of", "bounds", "by_turns", "compare", "difference", "words"]
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
+PATIENCE = 600.0  # seconds for an answer, after which an engine counts as dead
+FAREWELL = 60.0  # seconds for an engine to end by itself
+NOT_STARTED = "not started"
 
 
 @dataclass
@@ -31,8 +37,9 @@ class Arm:
     restarts: bool = False  # begins with what an engine before it has left on disk
     process: subprocess.Popen[str] | None = None
     log: Path = Path()
-    about: str = "ran"
-    asked: defaultdict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    about: str = NOT_STARTED
+    asked: defaultdict[str, dict[int, dict[str, Any]]] = field(default_factory=lambda: defaultdict(dict))
+    """Results by case and prompt."""
     sources: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def start(self, plan: dict[str, Any], log: Path) -> None:
@@ -46,53 +53,68 @@ class Arm:
             stdout=subprocess.PIPE,
             stderr=log.open("w"),
             text=True,
+            start_new_session=True,  # whoever stops the benchmark stops it alone, and it stops these
             env=os.environ | {"PYTHONPATH": path} | self.environment,
         )
         self._send(options)
 
     def ready(self) -> bool:
         """Wait for the engine that was started; `about` says why there is none."""
-        try:
-            self._answer()
-        except RuntimeError as error:
-            self.about = f"did not start: {error}"
-            self.stop()
-        return self.process is not None
+        up = self._answer("did not start") is not None
+        self.about = "ran" if up else self.about
+        return up
 
-    def _send(self, order: dict[str, Any]) -> None:
-        assert self.process is not None
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # there will be no answer, and that says why
-            self.process.stdin.write(json.dumps(order) + "\n")
-            self.process.stdin.flush()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self.process is not None
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(_reason(self.log))
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _say(self, order: dict[str, Any]) -> dict[str, Any]:
-        self._send(order)
-        return self._answer()
-
-    def ask(self, tokens: list[int], answer: int) -> dict[str, Any]:
-        """See arm.py for what is told of one request."""
-        return self._say({"ask": tokens, "answer": answer})
+    def ask(self, case: str, number: int, tokens: list[int], answer: int) -> list[int]:
+        """Ask for ``answer`` tokens and keep what arm.py tells of it under ``case``; returns the tokens. An engine that
+        has died is left out from then on, and `about` says so."""
+        self._send({"ask": tokens, "answer": answer})
+        result = self._answer(f"died in {case}")
+        if result is None:
+            return []
+        self.asked[case][number] = result
+        given: list[int] = result["tokens"]
+        return given
 
     def metrics(self) -> dict[str, float]:
-        return self._say({"metrics": True})
+        self._send({"metrics": True})
+        return self._answer("died") or {}
+
+    @property
+    def lives(self) -> bool:
+        return self.process is not None
 
     def stop(self) -> None:
-        if self.process is None:
+        """End the engine and all that it started, whatever state they are in."""
+        process, self.process = self.process, None
+        if process is None:
             return
-        self._send({"stop": True})
-        with contextlib.suppress(BrokenPipeError):
-            self.process.communicate()
-        self.process = None
+        self._send({"stop": True}, process)
+        hears = self.about != NOT_STARTED  # one that is still being built does not
+        with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
+            process.communicate(timeout=FAREWELL if hears else 0.0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _send(self, order: dict[str, Any], process: subprocess.Popen[str] | None = None) -> None:
+        process = process or self.process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # there will be no answer, and that says why
+                process.stdin.write(json.dumps(order) + "\n")
+                process.stdin.flush()
+
+    def _answer(self, otherwise: str) -> dict[str, Any] | None:
+        """One line; None: there is none, and the engine is ended."""
+        if self.process is None or self.process.stdout is None:
+            return None
+        came, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
+        line = self.process.stdout.readline() if came else ""
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        self.stop()
+        self.about = f"{otherwise}: {_reason(self.log) if came else f'no answer in {PATIENCE:g} s'}"
+        return None
 
 
 def _reason(log: Path) -> str:
@@ -107,8 +129,22 @@ def words(seed: str, count: int) -> list[int]:
 
 
 def by_turns(running: list[Arm], number: int) -> list[Arm]:
-    """The arms in an order drawn for each prompt, so that none always follows the same other."""
-    return random.Random(number).sample(running, len(running))
+    """Those that live, in an order drawn for each prompt, so that none always follows the same other."""
+    return random.Random(number).sample([arm for arm in running if arm.lives], sum(arm.lives for arm in running))
+
+
+def all_of(arm: Arm, case: str, what: str) -> list[float]:
+    return [result[what] for result in arm.asked[case].values()]
+
+
+def compare(ours: dict[int, Any], theirs: dict[int, Any], what: str) -> dict[str, Any]:
+    """The median of ours over theirs, pair by pair, of the prompts that both answered, and its bounds."""
+    ratios = [ours[number][what] / theirs[number][what] for number in ours.keys() & theirs.keys()]
+    return {
+        "n": len(ratios),
+        "ratio": statistics.median(ratios) if ratios else None,
+        "bounds": list(bounds(ratios)) if ratios else None,
+    }
 
 
 def difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from tests.engines.in_vllm.conftest import EXTRA
 
 BAD = {"kv_connector": "BadDisk", "kv_connector_module_path": "bad_disk"}
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]  # which share engines
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tests.engines.in_vllm import models
 FULL = 6 * 32  # tokens of a prompt in full blocks
 NATIVE = {"kv_connector": "OffloadingConnector", "kv_connector_module_path": None}
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]  # which share engines
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tests.engines.in_vllm.conftest import EXTRA
 
 FULL = 6 * 32  # tokens of a prompt in full blocks
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]  # which share engines
+pytestmark = pytest.mark.timeout(900)
 
 
 def tokens(results):
