@@ -21,19 +21,21 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from kvtier._core import FaultPlan, use_faults
 from tests.disk_kit import disk_folder
 from tests.fault.test_killed import kill
 from tests.fault.test_power_loss import lose_power
-from tests.fault_kit import FAULTS, On, Tally, live_through, manager_life, store_life
+from tests.fault_kit import FAULTS, Life, On, Tally, live_through, manager_life, open_pages, store_life
 
 APART = {On.READ: 5, On.MEMORY: 5}  # operations between two faults of one life: one at a time is what is promised
 APART_ELSE = 11  # there are more of those
 MOST = 200  # operations of the longest life of one round
-ROUNDS = 100  # of the longest life in which only reads or writes fail: opening costs more than many rounds
+LEAST = 20  # operations of a round, at least
+ROUNDS = 100  # of the longest life: opening costs more than many rounds
 LIVES = 8  # of one task
 POINTS = 50  # of dying, of one task
 DEATHS = {"power loss": ("crash points",), "kill": ("killed", "crashed")}  # way → what counts its points
@@ -53,11 +55,34 @@ def spoil(kind: str, rng: random.Random, folder: Path) -> Tally:
         seed = rng.randrange(1 << 20)
         if fault.kind.name != "ERROR":
             fault = fault._replace(value=lambda n, value=fault.value, seed=seed: value(n + seed))
-        rounds = rng.randint(1, ROUNDS) if fault.on in (On.READ, On.WRITE) else 1  # others would let no store be opened
-        life = manager_life if kind != "hang" and rng.random() < 0.15 else partial(store_life, rounds=rounds)
         apart = APART.get(fault.on, APART_ELSE)
-        live_through(life, folders, fault, list(range(rng.randint(1, apart), MOST * rounds, apart)), tally)
+        first, rounds, end = rng.randint(1, apart), 1, MOST
+        life: Life = manager_life if kind != "hang" and rng.random() < 0.15 else store_life
+        if fault.on in (On.READ, On.WRITE):
+            rounds = rng.randint(1, ROUNDS)
+            end = MOST * rounds
+        elif life is store_life and fault.on == On.ANY and kind != "hang" and rng.random() < 0.5:
+            # Every opening would be refused for as long as there are faults: here they spare the first and end in time.
+            rounds = rng.randint(1, ROUNDS)
+            first += opening()
+            end = first + LEAST * rounds
+        life = partial(store_life, rounds=rounds) if life is store_life else life
+        live_through(life, folders, fault, list(range(first, end, apart)), tally)
     return tally
+
+
+@cache
+def opening() -> int:
+    """Operations of opening a new store."""
+    plan = FaultPlan()
+    plan.add(FaultPlan.Kind.ERROR, 1 << 30)  # counts, and never comes
+    with tempfile.TemporaryDirectory() as parent, disk_folder(Path(parent)) as folder:
+        use_faults(plan)
+        try:
+            with open_pages(folder, plan, Tally(), 60.0):
+                return plan.count(On.ANY)
+        finally:
+            use_faults(None)
 
 
 def do(what: str, seed: int) -> tuple[dict[str, int], str]:
