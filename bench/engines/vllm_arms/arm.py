@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from functools import cache
 from typing import Any
 
 import psutil
@@ -65,10 +66,16 @@ def ask(llm: Any, tokens: list[int], answer: int) -> dict[str, Any]:
 
 
 def cpu() -> float:
-    """Seconds of processor time of this process and all below it that live, by their clocks (clock_getcpuclockid(3)):
+    """Seconds of processor time of this process and all below it, by their clocks (clock_getcpuclockid(3)):
     psutil's are of 10 ms."""
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in processes())
+
+
+@cache
+def processes() -> tuple[int, ...]:
+    """They are the same from when the engine is up, and to look for them each time would cost more than a step."""
     own = psutil.Process()
-    return sum(time.clock_gettime(~each.pid << 3 | 2) for each in (own, *own.children(recursive=True)))
+    return own.pid, *(child.pid for child in own.children(recursive=True))
 
 
 def when_quiet() -> float:
