@@ -17,13 +17,14 @@ __all__ = ["instance", "items", "seconds", "whole", "words"]
 T = TypeVar("T")
 
 
-def whole(name: str, value: SupportsIndex, least: int = 0, of: str = "") -> int:
-    """A whole number of ``least`` or more, Python's or NumPy's; ``of`` says in an error whose it is."""
+def whole(name: str, value: SupportsIndex, least: int = 0, request: str | None = None) -> int:
+    """A whole number of ``least`` or more, Python's or NumPy's; ``request`` says in an error whose it is."""
     try:
         number = value if type(value) is int else None if isinstance(value, bool) else index(value)
     except TypeError:
         number = None
     if number is None or number < least:
+        of = "" if request is None else f" for request {request!r}"
         raise ValueError(f"{name}: {value!r}{of}; accepted: whole numbers from {least}")
     return number
 

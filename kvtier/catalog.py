@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from kvtier import _core
 from kvtier._core import NO_NODE, NO_SLOT, PageStatus, Tier
 from kvtier.content import label_words
+from kvtier.enums import direct
 from kvtier.namespace import DIGEST_BYTES
 
 __all__ = [
@@ -50,6 +51,7 @@ NodeIds = NDArray[np.uint32]
 Slots = NDArray[np.uint32]
 
 
+@direct
 class Residency(IntEnum):
     """Where a page is in its life. Only READY is ever read; DRAINING is no longer offered and goes when nobody uses
     it.
@@ -93,6 +95,7 @@ class Reservation:
     ticket: int
     count: int  # how many of the nodes, from the first
     slots: Slots  # [len(path), count]; NO_SLOT in tiers that are not owned, for the caller to fill in
+    identities: NDArray[np.uint8]  # [count, identity_bytes] of the pages
 
 
 class Usage(NamedTuple):
@@ -215,11 +218,25 @@ class Catalog:
         )
         return flags
 
+    def extend(self, parent: int, labels: bytes, tier: Tier, slots: Slots, request: int) -> tuple[NodeIds, NodeIds]:
+        """``insert`` and ``adopt`` at once: private ``slots`` of ``request``, uint32 [n], become the pages of the chain
+        of n ``labels`` (their bytes) below ``parent``.
+
+        Returns its nodes, fewer where the catalog has no room for more, and those of them whose pages are new in the
+        tier; the slots of the others stay private.
+        """
+        nodes, fresh = self._native.extend(parent, labels, tier, slots, request)
+        return nodes, fresh
+
     def take(self, tier: Tier, n: int, request: int) -> Slots:
         """``n`` private slots for ``request``, evicting the shortfall; empty, and nothing evicted, when there are
         fewer.
         """
         return _u32(self._native.take(tier, _number("n", n, _U32), _number("request", request, _U64)))
+
+    def lengthen(self, table: Slots, tier: Tier, n: int, request: int) -> Slots:
+        """A copy of ``table`` with what ``take`` gives behind it."""
+        return _u32(self._native.lengthen(table, tier, n, request))
 
     def give_back(self, tier: Tier, slots: ArrayLike, request: int) -> None:
         """Free private slots of ``request`` before its lease ends."""
@@ -262,10 +279,11 @@ class Catalog:
         evicts only pages that a lower owned tier still holds. ``cold``: being copied is no use of a page of
         ``path[0]``; what nobody else pins meanwhile is the next to be evicted, as it was.
         """
-        ticket, count, slots = self._native.reserve(
-            list(path), _ids("nodes", nodes), _number("request", request, _U64), backed_only, cold
+        return Reservation(
+            *self._native.reserve(
+                list(path), _ids("nodes", nodes), _number("request", request, _U64), backed_only, cold
+            )
         )
-        return Reservation(ticket, count, slots)
 
     def settle(self, ticket: int, status: ArrayLike) -> bool:
         """Say what became of a transfer's pages: ``status`` uint8 ``[hops, count]`` of ``PageStatus``.
@@ -281,6 +299,10 @@ class Catalog:
         if array.ndim != 2:
             raise ValueError(f"status: {array.ndim} dimensions given; [hops, count] is needed")
         return bool(self._native.settle(_number("ticket", ticket, _U64), array))
+
+    def settle_whole(self, ticket: int) -> bool:
+        """As ``settle``, with OK for every page on every hop."""
+        return bool(self._native.settle_whole(ticket))
 
     def cancel(self, ticket: int) -> bool:
         """Give up a transfer's unsettled pages: they drain until they settle. False: ticket closed or unknown."""
@@ -304,6 +326,10 @@ class Catalog:
         children.
         """
         return _u32(self._native.cold(tier, _number("n", n, _U32), lower))
+
+    def lacking(self, nodes: ArrayLike, source: Tier, target: Tier) -> NodeIds:
+        """Of ``nodes`` those whose pages are ready in ``source`` and absent in ``target``, both owned."""
+        return _u32(self._native.lacking(_ids("nodes", nodes), source, target))
 
     def identities(self, nodes: ArrayLike) -> NDArray[np.uint8]:
         """The nodes' page identities, uint8 ``[n, identity_bytes]``; the layout is csrc/common/identity.hpp's."""

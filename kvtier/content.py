@@ -41,6 +41,8 @@ digest of all that an encoder made of them depends on: the image's bytes with th
 
 MEDIA_BYTES = 32
 _SPAN = struct.Struct("<qQ32s")
+_NO_MEDIA = bytes(MEDIA_BYTES)
+_FEW = 16  # labels that are sooner put together one by one than by NumPy
 _FAR = 1 << 62  # tokens: so that no sum of two positions overflows
 
 
@@ -75,11 +77,13 @@ class Content:
         A span may reach beyond the tokens that are known so far. ValueError, and nothing is changed, for what is no
         token id, no span, or a span that begins before the first of ``tokens``.
         """
-        ids = as_tokens(tokens)
-        spans = as_media(media, len(self))
-        self._tokens.frombytes(ids.data.cast("B"))
-        if spans:
-            self._media = sorted([*self._media, *spans])
+        words = _as_words(tokens)
+        if words is None:
+            words = array("I")
+            words.frombytes(as_tokens(tokens).data.cast("B"))
+        if not (type(media) is tuple and not media):  # nearly always there is none
+            self._media = sorted([*self._media, *as_media(media, len(self))])
+        self._tokens.extend(words)
 
     def labels(self, first: int, last: int, block_size: int) -> Labels:
         """The labels of the blocks [first, last), which must be whole."""
@@ -95,6 +99,13 @@ class Content:
             digest = hashlib.sha256(b"kvtier.media.v1" + b"".join(spans)).digest()
             out[block - first, block_size:] = np.frombuffer(digest, np.uint32)
         return out
+
+    def packed(self, first: int, last: int, block_size: int) -> bytes:
+        """The bytes of :meth:`labels`."""
+        if self._media or last - first > _FEW:
+            return self.labels(first, last, block_size).tobytes()
+        tokens, places = self._tokens, range(first * block_size, last * block_size, block_size)
+        return b"".join([tokens[at : at + block_size].tobytes() + _NO_MEDIA for at in places])
 
     def whole(self, block_size: int) -> Labels:
         """The labels of all whole blocks."""
@@ -122,14 +133,22 @@ def _checked(i: int, span: Media, first: int) -> Media:
     return start, length, digest
 
 
-def as_tokens(tokens: Iterable[int] | npt.NDArray[np.integer], field_name: str = "tokens") -> TokenIds:
-    """Token ids as uint32; ValueError names the first one that is not a token id."""
+def _as_words(tokens: Iterable[int] | npt.NDArray[np.integer]) -> array[int] | None:
+    """A list of token ids, as it mostly is one; None for anything else."""
     if isinstance(tokens, list):
         try:
             if bool not in map(type, tokens):
-                return np.frombuffer(array("I", tokens), np.uint32)
+                return array("I", tokens)
         except (TypeError, OverflowError):
-            pass  # to be named below
+            pass  # to be named by whoever takes the others
+    return None
+
+
+def as_tokens(tokens: Iterable[int] | npt.NDArray[np.integer], field_name: str = "tokens") -> TokenIds:
+    """Token ids as uint32; ValueError names the first one that is not a token id."""
+    words = _as_words(tokens)
+    if words is not None:
+        return np.frombuffer(words, np.uint32)
     ids = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(items(field_name, tokens, "token ids")))
     if ids.size == 0:
         return np.empty(0, np.uint32)

@@ -96,7 +96,8 @@ class CostModel:
     def submitted(self, ticket: int, path: tuple[Tier, ...], blocks: int, priority: Priority, now: float) -> None:
         """A transfer of ``blocks`` pages was queued."""
         lanes, size = lanes_of(path), blocks * self.page_bytes
-        seconds = self.load(path, blocks, now, priority)
+        # For what goes down nobody waits.
+        seconds = self.load(path, blocks, now, priority) if lanes[0] not in _STORES else None
         for name in lanes:
             lane = self._lanes[name]
             if not any(lane.queued):

@@ -13,6 +13,7 @@ __all__ = ["Gathering"]
 
 Nodes = npt.NDArray[np.uint32]
 
+_NONE = np.empty(0, np.uint32)
 _BLOCKS = 8  # or fewer, of so many bytes: then an order is small beside the copy
 _BYTES = 4 << 20
 _STEPS = 8  # that any of them waits
@@ -30,18 +31,18 @@ class Gathering:
         """These were computed. Returns what is to be ordered now: nothing, or all."""
         self._waiting.append(nodes)
         self._count += len(nodes)
-        return self.take() if self._count >= self._most else nodes[:0]
+        return self.take() if self._count >= self._most else _NONE
 
     def step(self) -> Nodes:
         """A step of the engine has ended; returns as ``add`` does."""
         if not self._waiting:
-            return np.empty(0, np.uint32)
+            return _NONE
         self._steps += 1
-        return self.take() if self._steps >= _STEPS else self._waiting[0][:0]
+        return self.take() if self._steps >= _STEPS else _NONE
 
     def take(self) -> Nodes:
         """All that wait."""
-        nodes = np.concatenate(self._waiting) if self._waiting else np.empty(0, np.uint32)
+        nodes = np.concatenate(self._waiting) if self._waiting else _NONE
         self._waiting.clear()
         self._count = self._steps = 0
         return nodes

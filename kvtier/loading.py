@@ -182,15 +182,22 @@ class Loader:
         held = len(sequence.table) if sequence.state is State.RUNNING else sequence.promised + len(sequence.private)
         if blocks <= held:
             return True
-        more = self._catalog.take(Tier.DEVICE, blocks - held, sequence.request)
-        if len(more) < blocks - held:
+        running = sequence.state is State.RUNNING
+        had = sequence.table if running else sequence.private
+        slots = self._catalog.lengthen(had, Tier.DEVICE, blocks - held, sequence.request)
+        if len(slots) - len(had) < blocks - held:
             return False
-        if sequence.state is State.RUNNING:
-            sequence.table = np.concatenate([sequence.table, more])
+        if running:
+            sequence.table = slots
         else:
-            sequence.private = np.concatenate([sequence.private, more])
+            sequence.private = slots
             sequence.wanted = max(sequence.wanted, blocks)  # also where less arrives than was promised
         return True
+
+    @property
+    def expects_news(self) -> bool:
+        """Whether ``advance`` has anything to look at."""
+        return bool(self._loading or self._matched or self._tails.racing)
 
     def advance(self, ended: Mapping[int, bool]) -> list[Loaded]:
         """Go on after transfers ``ended`` (by ticket: whether all went well); returns the requests now RUNNING."""
@@ -234,12 +241,12 @@ class Loader:
 
     def _bring(self, sequence: Sequence, *, start: bool) -> None:
         nodes, request, deadline = sequence.nodes, sequence.request, sequence.deadline
-        brought = None
+        brought, plan = None, self._placement.plan(nodes)
         if start and self.layers is not None:
             held = sequence.origin[: len(nodes)] == Tier.DEVICE
-            brought = self._placement.bring_by_layer(nodes, held, request, deadline, self.layers)
+            brought = self._placement.bring_by_layer(nodes, plan, held, request, deadline, self.layers)
         if brought is None:
-            brought = self._placement.bring(nodes, request, deadline, start=start)
+            brought = self._placement.bring(nodes, request, deadline, start=start, plan=plan)
         sequence.nodes = nodes[: brought.blocks]
         sequence.cuts = brought.cuts if brought.blocks == sequence.offered else ()
         sequence.tickets.update(brought.tickets)

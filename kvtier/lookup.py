@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SCRATCH", "Lookup"]
 
+_NONE = np.empty(0, np.uint32)
+
 SCRATCH = 1
 """The catalog's request id for what no request asks, such as hints: a lease of its lives only inside one call."""
 
@@ -52,22 +54,20 @@ class Lookup:
     def index(self, sequence: Sequence, last: int) -> Slots:
         """Offer the catalog the sequence's blocks up to ``last``, computed and in its slots; returns the nodes whose
         pages are new there."""
-        none = np.empty(0, np.uint32)
-        if last <= sequence.cached or not sequence.cacheable:
-            return none
-        # A root is not leased: ask for it again rather than keep its number.
-        parent = int(sequence.nodes[-1]) if len(sequence.nodes) else self.root(sequence.space)
-        if parent is None:
-            return none
         first = sequence.cached
-        nodes = self._catalog.insert(parent, sequence.content.labels(first, last, self._block), sequence.request)
-        if not len(nodes):
-            return none
-        slots = sequence.table[first : first + len(nodes)]
-        adopted = self._catalog.adopt(Tier.DEVICE, nodes, slots, sequence.request)
+        if last <= first or not sequence.cacheable:
+            return _NONE
+        # A root is not leased: ask for it again rather than keep its number.
+        parent = sequence.leaf
+        if parent is None:
+            parent = self.root(sequence.space)
+            if parent is None:
+                return _NONE
+        labels, slots = sequence.content.packed(first, last, self._block), sequence.table[first:last]
+        nodes, fresh = self._catalog.extend(parent, labels, Tier.DEVICE, slots, sequence.request)
         sequence.cached += len(nodes)
-        sequence.nodes = np.concatenate([sequence.nodes, nodes])
-        return np.ascontiguousarray(nodes[adopted])
+        sequence.extend(nodes)
+        return fresh
 
     def locate(self, space: bytes, content: Content) -> dict[str, int]:
         """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""

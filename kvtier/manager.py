@@ -164,7 +164,7 @@ class CacheManager:
         sequence = self._known(request_id)
         if sequence.state is State.PREEMPTED:
             raise ValueError(f"request_id: {request_id!r} is preempted; resume it first")
-        blocks = -(-whole("num_tokens", num_tokens, 1, f" for request {request_id!r}") // self._block)
+        blocks = -(-whole("num_tokens", num_tokens, 1, request_id) // self._block)
         if blocks > self._device_slots:
             raise ValueError(
                 f"num_tokens: {num_tokens} of request {request_id!r} need {blocks} device slots; there are "
@@ -244,7 +244,7 @@ class CacheManager:
             raise ValueError(
                 f"request_id: {request_id!r} is {sequence.state.value}; only a ready request computes blocks"
             )
-        computed = whole("num_computed_tokens", num_computed_tokens, 0, f" for request {request_id!r}")
+        computed = whole("num_computed_tokens", num_computed_tokens, 0, request_id)
         covered = min(sequence.num_tokens, len(sequence.table) * self._block)
         if computed > covered:
             raise ValueError(
@@ -293,10 +293,11 @@ class CacheManager:
         Waits at most ``timeout`` seconds for news, 0 or more and finite. When a request got less than promised and the
         device is full, its table is shorter by as much: call ``allocate_slots`` again before computing past it.
         """
-        if arguments.seconds("timeout", timeout, 0) > 0:
+        if (type(timeout) is not float or timeout) and arguments.seconds("timeout", timeout, 0) > 0:
             self.plane.wait(self._loader.patience(timeout))
-        ended = self.placement.settle(self.plane.poll())
-        loaded = self._loader.advance(ended)
+        done = self.plane.poll()
+        ended = self.placement.settle(done) if done else {}
+        loaded = self._loader.advance(ended) if self._loader.expects_news else []
         self._prefetcher.pump(ended)
         self.placement.maintain()
         return loaded
@@ -506,8 +507,9 @@ class CacheManager:
             raise ValueError(f"{call}: the cache is closed; make a new one, which serves what is on disk")
 
     def _known(self, request_id: str) -> Sequence:
-        self._check_open(f"request_id {request_id!r}")
         sequence = self._sequences.get(request_id)
+        if self._closed:
+            self._check_open(f"request_id {request_id!r}")
         if sequence is None:
             raise ValueError(f"request_id: {request_id!r} is not known; call get_computed_blocks first")
         return sequence

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier import _core
+from kvtier.enums import direct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,11 @@ __all__ = [
     "Transfer",
 ]
 
+direct(_core.Tier)
+direct(_core.PageStatus)
 
+
+@direct
 class Priority(IntEnum):
     """Who waits for a transfer; smaller is served first."""
 

@@ -180,6 +180,8 @@ class Mover:
             return []
         try:
             self._collect()
+            if not self._inbox:
+                return []
             out = list(self._inbox)
             self._inbox.clear()
             return out

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from kvtier.catalog import Catalog, PageStatus, Residency, Tier
 from kvtier.choice import ONBOARD, STAGE_ONBOARD
 from kvtier.gathering import Gathering
 from kvtier.messages import Completion, DataPlane, Hello, Priority, Transfer
+from kvtier.ways import Plan, plans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvtier.config import CacheConfig
     from kvtier.costmodel import CostModel
     from kvtier.layers import Layers
+    from kvtier.ways import Plans
 
 __all__ = ["Bringing", "Placement"]
 
@@ -49,14 +50,6 @@ def _moves(path: tuple[Tier, ...]) -> tuple[str, ...]:
     """The hops of a path, by the names under which their bytes are counted."""
     names = [tier.name.lower() for tier in path]
     return tuple(f"{names[hop]}_to_{names[hop + 1]}" for hop in range(len(path) - 1))
-
-
-class _Plan(IntEnum):
-    THERE = 0
-    WAIT = 1
-    ONBOARD = 2
-    STAGE = 3
-    NEVER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +95,9 @@ class Placement:
         self._page_bytes = page_bytes
         self._under_way: dict[int, _UnderWay] = {}
         self._computed = Gathering(page_bytes)
-        self._write = {}
-        if Tier.HOST in tiers:
-            self._write[OFFLOAD] = config.host.write
-        if Tier.DISK in tiers:
-            self._write[SPILL] = config.disk.write
+        self._offload = config.host.write if Tier.HOST in tiers else "never"
+        self._spill = config.disk.write if Tier.DISK in tiers else "never"
+        self._ahead = [path for path, write in ((OFFLOAD, self._offload), (SPILL, self._spill)) if write == "ahead"]
         self._low, self._high = config.watermarks.low, config.watermarks.high
         self.failures: Counter[str] = Counter()
         self.bytes_moved: Counter[str] = Counter()
@@ -124,27 +115,37 @@ class Placement:
     # ---- issuing -------------------------------------------------------------------------------------------------
 
     def bring(
-        self, nodes: Nodes, request: int, deadline: float, *, start: bool = True, device: Slots | None = None
+        self,
+        nodes: Nodes,
+        request: int,
+        deadline: float,
+        *,
+        start: bool = True,
+        device: Slots | None = None,
+        plan: Plans | None = None,
     ) -> Bringing:
         """Order what is needed for the pages of ``nodes`` to be on the device; without ``start`` order nothing new.
+        ``plan`` is theirs as of now, for who has it.
 
         |== on the device ==|-- others load it --|-- host --|---- disk ----|  cut at the first page
         |      nothing      |        wait        |  onboard | stage+onboard|  that none of these can bring
 
         What others load reaches no foreign device: there it ends the prefix.
         """
-        plan = self._plan(nodes)
-        stop = (plan == _Plan.NEVER) if start else (plan != _Plan.THERE)
+        plan = self.plan(nodes) if plan is None else plan
+        if not plan.any():
+            return Bringing(len(nodes), (), (), waits=False)
+        stop = (plan == Plan.NEVER) if start else (plan != Plan.THERE)
         if device is not None:
-            stop |= plan == _Plan.WAIT
+            stop |= plan == Plan.WAIT
         end = int(np.argmax(stop)) if stop.any() else len(plan)
         tickets: list[int] = []
         counts: list[int] = []
         edges = np.flatnonzero(np.diff(plan[:end])) + 1
         for first, last in zip([0, *edges.tolist()], [*edges.tolist(), end], strict=True):
-            if first == last or plan[first] <= _Plan.WAIT:
+            if first == last or plan[first] <= Plan.WAIT:
                 continue
-            path = ONBOARD if plan[first] == _Plan.ONBOARD else STAGE_ONBOARD
+            path = ONBOARD if plan[first] == Plan.ONBOARD else STAGE_ONBOARD
             count = 0
             for part in self._parts(path, nodes[first:last]):
                 blocks = None if device is None else device[first + count : first + count + len(part)]
@@ -158,20 +159,25 @@ class Placement:
             if count < last - first:
                 end = first + count
                 break
-        return Bringing(end, tuple(tickets), tuple(counts), bool((plan[:end] == _Plan.WAIT).any()))
+        return Bringing(end, tuple(tickets), tuple(counts), bool((plan[:end] == Plan.WAIT).any()))
 
     def bring_by_layer(
-        self, nodes: Nodes, held: npt.NDArray[np.bool_], request: int, deadline: float, layers: Layers
+        self,
+        nodes: Nodes,
+        plan: Plans,
+        held: npt.NDArray[np.bool_],
+        request: int,
+        deadline: float,
+        layers: Layers,
     ) -> Bringing | None:
         """As :meth:`bring`, all that the device lacks as one transfer in slices. None, and nothing was ordered: not all
         of it is in host memory, or it is too little to be cut, or what is on the device may go again meanwhile, not
         being ``held`` there for the request (bool [blocks])."""
-        plan = self._plan(nodes)
-        if not held[plan == _Plan.THERE].all():
+        if not held[plan == Plan.THERE].all():
             return None
-        wanted = np.flatnonzero(plan == _Plan.ONBOARD)
+        wanted = np.flatnonzero(plan == Plan.ONBOARD)
         cuts = layers.cuts(len(wanted))
-        if not cuts or (np.delete(plan, wanted) != _Plan.THERE).any():
+        if not cuts or (np.delete(plan, wanted) != Plan.THERE).any():
             return None
         missing = np.ascontiguousarray(nodes[wanted])
         ticket, count = self._issue(ONBOARD, missing, request, Priority.DEMAND, deadline, cuts=cuts)
@@ -189,19 +195,9 @@ class Placement:
         count = min(most, len(nodes) * self._page_bytes // _PART_BYTES)
         return np.array_split(nodes, count) if count > 1 else [nodes]
 
-    def _plan(self, nodes: Nodes) -> npt.NDArray[np.uint8]:
-        """For each block, how its page gets to the device from where it is now; uint8 [blocks] of _Plan."""
-        residency = self._catalog.state(nodes)[1]
-        device, host, disk = (residency[:, tier] for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))
-        plan = np.full(len(nodes), _Plan.NEVER, np.uint8)
-        if not self.disk_offline:
-            plan[(disk == Residency.READY) & (host == Residency.ABSENT)] = _Plan.STAGE
-        plan[(disk == Residency.READY) & (host == Residency.FILLING)] = _Plan.WAIT
-        plan[host == Residency.READY] = _Plan.ONBOARD
-        plan[device == Residency.DRAINING] = _Plan.NEVER
-        plan[device == Residency.FILLING] = _Plan.WAIT
-        plan[device == Residency.READY] = _Plan.THERE
-        return plan
+    def plan(self, nodes: Nodes) -> Plans:
+        """For each block, how its page gets to the device from where it is now."""
+        return plans(self._catalog.state(nodes)[1], disk_offline=self.disk_offline)
 
     def within_reach(self, tiers: npt.NDArray[np.uint8]) -> int:
         """How many of the first blocks, found in ``tiers``, can be had as things stand."""
@@ -241,7 +237,7 @@ class Placement:
         if device is not None:
             reservation.slots[path.index(Tier.DEVICE)] = device[: reservation.count]
         transfer = Transfer(
-            reservation.ticket, path, reservation.slots, self._catalog.identities(moved), priority, deadline, cuts
+            reservation.ticket, path, reservation.slots, reservation.identities, priority, deadline, cuts
         )
         accepted = False
         try:
@@ -275,14 +271,13 @@ class Placement:
         if target is Tier.DISK and self.disk_offline:
             self.stores_dropped += len(nodes)
             return 0
-        residency = self._catalog.state(nodes)[1]
-        lacking = residency[:, target] == Residency.ABSENT
         if device is None:
-            lacking &= residency[:, source] == Residency.READY
-        wanted = nodes[lacking]
+            wanted, blocks = self._catalog.lacking(nodes, source, target), None
+        else:
+            lacking = self._catalog.state(nodes)[1][:, target] == Residency.ABSENT
+            wanted, blocks = nodes[lacking], device[lacking]
         if not len(wanted):
             return 0
-        blocks = None if device is None else device[lacking]
         ticket, count = self._issue(path, wanted, 0, priority, 0.0, cold=cold, device=blocks)
         self.stores_dropped += len(wanted) - count
         return ticket
@@ -291,7 +286,7 @@ class Placement:
 
     def on_computed(self, nodes: Nodes, device: Slots | None = None) -> int:
         """New blocks are ready on the device; returns the ticket of what it led to, 0 for nothing."""
-        if not len(nodes) or self._write.get(OFFLOAD) != "at_once":
+        if self._offload != "at_once" or not len(nodes):
             return 0
         if device is None:
             nodes = self._computed.add(nodes)
@@ -306,15 +301,15 @@ class Placement:
     def on_hit(self, nodes: Nodes, device: Slots | None = None) -> int:
         """Blocks are ready on the device and in use for a second time or more; returns as ``on_computed`` does."""
         ticket = 0
-        if len(nodes) and self._write.get(OFFLOAD) == "second_use":
+        if self._offload == "second_use" and len(nodes):
             ticket = self.store(OFFLOAD, nodes, device=device)
-        if len(nodes) and self._write.get(SPILL) == "second_use":
+        if self._spill == "second_use" and len(nodes):
             self.store(SPILL, nodes)
         return ticket
 
     def swap_out(self, nodes: Nodes) -> None:
         """A preempted sequence's pages go down whatever the policy says of computed ones, unless it says never."""
-        if len(nodes) and self._write.get(OFFLOAD, "never") != "never":
+        if self._offload != "never" and len(nodes):
             self.store(OFFLOAD, nodes, Priority.PREFETCH)
 
     def maintain(self) -> None:
@@ -323,8 +318,8 @@ class Placement:
         computed = self._computed.step()
         if len(computed):
             self.store(OFFLOAD, computed)
-        for path, write in self._write.items():
-            if write != "ahead" or any(t.path == path and not t.hangs for t in self._under_way.values()):
+        for path in self._ahead:
+            if any(t.path == path and not t.hangs for t in self._under_way.values()):
                 continue
             if path[1] is Tier.DISK and self.disk_offline:
                 continue
@@ -343,7 +338,10 @@ class Placement:
         arrived: list[Nodes] = []
         for done in completions:
             known = self._under_way.get(done.ticket)
-            self._catalog.settle(done.ticket, done.status)
+            if done.whole:
+                self._catalog.settle_whole(done.ticket)
+            else:
+                self._catalog.settle(done.ticket, done.status)
             if known is None:
                 continue
             ended[done.ticket] = whole = done.whole or bool((done.status == PageStatus.OK).all())
@@ -355,7 +353,7 @@ class Placement:
             del self._under_way[done.ticket]
             self._costs.completed(done)
             self._account(known, done, whole)
-            if known.path == OFFLOAD and self._write.get(SPILL) == "at_once":
+            if self._spill == "at_once" and known.path == OFFLOAD:
                 arrived.append(known.nodes if whole else known.nodes[done.status[0] == PageStatus.OK])
         if arrived:
             self.store(SPILL, np.concatenate(arrived) if len(arrived) > 1 else arrived[0])

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from kvtier.catalog import Tier
 from kvtier.content import Content
+from kvtier.enums import direct
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,7 @@ __all__ = ["ComputedBlocks", "Loaded", "Sequence", "State", "Tail"]
 Slots = npt.NDArray[np.uint32]
 
 
+@direct
 class State(enum.Enum):
     """The life of a sequence. Every state may end by ``free``.
 
@@ -102,7 +104,8 @@ class Sequence:
     content: Content
     expires: float = 0.0
     state: State = State.MATCHED
-    nodes: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
+    _nodes: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
+    _later: list[Slots] = field(default_factory=list)  # nodes that follow, not joined yet
     origin: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     table: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
     private: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
@@ -122,6 +125,30 @@ class Sequence:
     started: float = 0.0
     review: float = inf
     tail: Tail | None = None
+
+    @property
+    def nodes(self) -> Slots:
+        """Of its blocks in the catalog, or promised, in order."""
+        if self._later:
+            self._nodes = np.concatenate([self._nodes, *self._later])
+            self._later.clear()
+        return self._nodes
+
+    @nodes.setter
+    def nodes(self, nodes: Slots) -> None:
+        self._nodes = nodes
+        self._later.clear()
+
+    def extend(self, nodes: Slots) -> None:
+        """These follow those that it has."""
+        if len(nodes):
+            self._later.append(nodes)
+
+    @property
+    def leaf(self) -> int | None:
+        """The last of its nodes; None: it has none."""
+        last = self._later[-1] if self._later else self._nodes
+        return int(last[-1]) if len(last) else None
 
     @property
     def promised(self) -> int:

@@ -34,7 +34,7 @@ class TailLoader:
         self._catalog = catalog
         self._placement = placement
         self._block = block_size
-        self._racing: dict[str, Sequence] = {}
+        self.racing: dict[str, Sequence] = {}
 
     def start(self, sequence: Sequence) -> None:
         """The request has its slots and computes from now on."""
@@ -43,12 +43,12 @@ class TailLoader:
         tail.begin = len(tail.nodes)
         tail.part = -(-(tail.begin - sequence.promised) // _PARTS)
         tail.seen = sequence.cached
-        self._racing[sequence.request_id] = sequence
+        self.racing[sequence.request_id] = sequence
         self._order(sequence, tail)
 
     def advance(self) -> None:
         """Order what can follow, after each batch of completions."""
-        for sequence in self._racing.values():
+        for sequence in self.racing.values():
             if sequence.tail is not None:
                 self._order(sequence, sequence.tail)
 
@@ -91,7 +91,7 @@ class TailLoader:
         sequence.table = sequence.table.copy()
         sequence.table[computed:found] = self._catalog.state(arrived)[0][:, Tier.DEVICE]
         self._catalog.give_back(Tier.DEVICE, own, sequence.request)
-        sequence.nodes = np.concatenate([sequence.nodes, arrived])
+        sequence.extend(arrived)
         sequence.cached = found
         self.drop(sequence)
         whole = self._catalog.state(sequence.nodes)[1][:, Tier.DEVICE] == Residency.READY
@@ -103,7 +103,7 @@ class TailLoader:
 
     def drop(self, sequence: Sequence) -> None:
         """Expect nothing more of it."""
-        self._racing.pop(sequence.request_id, None)
+        self.racing.pop(sequence.request_id, None)
         if sequence.tail is not None:
             self._placement.cancel(sequence.tail.tickets)
             sequence.tail = None

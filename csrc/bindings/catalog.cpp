@@ -1,17 +1,18 @@
 #include "catalog/catalog.hpp"
 
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
 
+#include "bindings/arrays.hpp"
 #include "bindings/bindings.hpp"
 #include "catalog/sha256.hpp"
 
@@ -21,37 +22,32 @@ namespace kvtier {
 namespace {
 
 template <class T>
-using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Bytes2d = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
-template <class T>
-using Out2d = nb::ndarray<nb::numpy, T, nb::ndim<2>>;
+using In = ArrayIn<T, 1>;
+using Bytes2d = ArrayIn<std::uint8_t, 2>;
 
 template <class T>
 std::span<const T> view(const In<T>& array) {
-  return {array.data(), array.size()};
+  return array.span();
+}
+
+std::span<const std::uint8_t> view(const nb::bytes& bytes) {
+  return {reinterpret_cast<const std::uint8_t*>(bytes.c_str()), bytes.size()};
 }
 
 template <class T>
-Out<T> give(std::vector<T>&& values) {
-  auto* owner = new std::vector<T>(std::move(values));
-  nb::capsule free(owner, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return Out<T>(owner->data(), {owner->size()}, free);
+ArrayOut<T> give(const std::vector<T>& values) {
+  return array_of<T, 1>(values.data(), {values.size()});
 }
 
 template <class T>
-Out2d<T> give(std::vector<T>&& values, std::size_t rows, std::size_t columns) {
-  auto* owner = new std::vector<T>(std::move(values));
-  nb::capsule free(owner, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return Out2d<T>(owner->data(), {rows, columns}, free);
+ArrayOut<T> give(const std::vector<T>& values, std::size_t rows, std::size_t columns) {
+  return array_of<T, 2>(values.data(), {rows, columns});
 }
 
-Out<bool> give_flags(const std::vector<bool>& values) {
-  auto* owner = new bool[values.size() + 1];
-  std::copy(values.begin(), values.end(), owner);
-  nb::capsule free(owner, [](void* p) noexcept { delete[] static_cast<bool*>(p); });
-  return Out<bool>(owner, {values.size()}, free);
+ArrayOut<bool> give_flags(const std::vector<bool>& values) {
+  const auto flags = std::make_unique<bool[]>(values.size());
+  std::copy(values.begin(), values.end(), flags.get());
+  return array_of<bool, 1>(flags.get(), {values.size()});
 }
 
 Digest digest_of(const nb::bytes& space) {
@@ -66,6 +62,13 @@ std::vector<TierSpec> tier_specs(const std::vector<std::tuple<int, std::uint32_t
   std::vector<TierSpec> specs;
   for (const auto& [tier, slots, policy] : tiers) specs.push_back({static_cast<Tier>(tier), slots, policy});
   return specs;
+}
+
+ArrayOut<std::uint8_t> identities_of(Catalog& catalog, std::span<const NodeId> nodes) {
+  const std::size_t bytes = identity_bytes(catalog.label_bytes());
+  std::vector<std::uint8_t> out(nodes.size() * bytes);
+  catalog.identities(nodes, out.data());
+  return give(out, nodes.size(), bytes);
 }
 
 nb::bytes sha256(const nb::bytes& data, bool portable) {
@@ -98,36 +101,52 @@ void bind_request(nb::class_<Catalog>& c) {
       [](Catalog& self, const std::vector<NodeId>& roots, In<std::uint8_t> labels, std::uint32_t start,
          RequestId request, std::uint64_t limit) {
         Match match = self.match(roots, view(labels), start, request, limit);
-        return std::make_tuple(match.hit, give(std::move(match.nodes)), give(std::move(match.tiers)),
-                               give(std::move(match.slots)), give(std::move(match.filling)));
+        return std::make_tuple(match.hit, give(match.nodes), give(match.tiers), give(match.slots), give(match.filling));
       },
-      nb::arg("roots"), nb::arg("labels").noconvert(), nb::arg("start"), nb::arg("request"), nb::arg("limit"));
+      nb::arg("roots"), nb::arg("labels"), nb::arg("start"), nb::arg("request"), nb::arg("limit"));
   c.def(
       "peek",
       [](Catalog& self, const std::vector<NodeId>& roots, In<std::uint8_t> labels) {
         return self.peek(roots, view(labels));
       },
-      nb::arg("roots"), nb::arg("labels").noconvert());
+      nb::arg("roots"), nb::arg("labels"));
   c.def(
       "insert",
       [](Catalog& self, NodeId parent, In<std::uint8_t> labels, RequestId request) {
         return give(self.insert(parent, view(labels), request));
       },
-      nb::arg("parent"), nb::arg("labels").noconvert(), nb::arg("request"));
+      nb::arg("parent"), nb::arg("labels"), nb::arg("request"));
   c.def(
       "adopt",
       [](Catalog& self, Tier tier, In<NodeId> nodes, In<Slot> slots, RequestId request) {
         return give_flags(self.adopt(tier, view(nodes), view(slots), request));
       },
-      nb::arg("tier"), nb::arg("nodes").noconvert(), nb::arg("slots").noconvert(), nb::arg("request"));
+      nb::arg("tier"), nb::arg("nodes"), nb::arg("slots"), nb::arg("request"));
+  c.def(
+      "extend",
+      [](Catalog& self, NodeId parent, const nb::bytes& labels, Tier tier, In<Slot> slots, RequestId request) {
+        const Extension made = self.extend(parent, view(labels), tier, view(slots), request);
+        const ArrayOut<NodeId> nodes = give(made.nodes);
+        return std::make_tuple(nodes, made.fresh.size() == made.nodes.size() ? nodes : give(made.fresh));
+      },
+      nb::arg("parent"), nb::arg("labels"), nb::arg("tier"), nb::arg("slots"), nb::arg("request"));
   c.def(
       "take",
       [](Catalog& self, Tier tier, std::size_t n, RequestId request) { return give(self.take(tier, n, request)); },
       nb::arg("tier"), nb::arg("n"), nb::arg("request"));
   c.def(
+      "lengthen",
+      [](Catalog& self, In<Slot> table, Tier tier, std::uint32_t n, RequestId request) {
+        std::vector<Slot> out(table.data(), table.data() + table.size());
+        const std::vector<Slot> more = self.take(tier, n, request);
+        out.insert(out.end(), more.begin(), more.end());
+        return give(out);
+      },
+      nb::arg("table"), nb::arg("tier"), nb::arg("n"), nb::arg("request"));
+  c.def(
       "give_back",
       [](Catalog& self, Tier tier, In<Slot> slots, RequestId request) { self.give_back(tier, view(slots), request); },
-      nb::arg("tier"), nb::arg("slots").noconvert(), nb::arg("request"));
+      nb::arg("tier"), nb::arg("slots"), nb::arg("request"));
   c.def("narrow", &Catalog::narrow, nb::arg("request"), nb::arg("tier"));
   c.def("release", &Catalog::release, nb::arg("request"));
 }
@@ -138,15 +157,17 @@ void bind_exchange(nb::class_<Catalog>& c) {
       [](Catalog& self, const std::vector<Tier>& path, In<NodeId> nodes, RequestId request, bool backed_only,
          bool cold) {
         Reservation r = self.reserve(path, view(nodes), request, backed_only, cold);
-        return std::make_tuple(r.ticket, r.count, give(std::move(r.slots), path.size(), r.count));
+        return std::make_tuple(r.ticket, r.count, give(r.slots, path.size(), r.count),
+                               identities_of(self, view(nodes).first(r.count)));
       },
-      nb::arg("path"), nb::arg("nodes").noconvert(), nb::arg("request"), nb::arg("backed_only"), nb::arg("cold"));
+      nb::arg("path"), nb::arg("nodes"), nb::arg("request"), nb::arg("backed_only"), nb::arg("cold"));
   c.def(
       "settle",
       [](Catalog& self, Ticket ticket, Bytes2d status) {
         return self.settle(ticket, {status.data(), status.size()}, status.shape(0), status.shape(1));
       },
-      nb::arg("ticket"), nb::arg("status").noconvert());
+      nb::arg("ticket"), nb::arg("status"));
+  c.def("settle_whole", &Catalog::settle_whole, nb::arg("ticket"));
   c.def("cancel", &Catalog::cancel, nb::arg("ticket"));
 }
 
@@ -161,35 +182,33 @@ void bind_upkeep(nb::class_<Catalog>& c) {
       nb::arg("space").none(), nb::arg("generation"));
   c.def(
       "drop", [](Catalog& self, Tier tier, In<NodeId> nodes) { return self.drop(tier, view(nodes)); }, nb::arg("tier"),
-      nb::arg("nodes").noconvert());
+      nb::arg("nodes"));
   c.def(
       "cold", [](const Catalog& self, Tier tier, std::size_t n, Tier lower) { return give(self.cold(tier, n, lower)); },
       nb::arg("tier"), nb::arg("n"), nb::arg("lower"));
   c.def(
-      "identities",
-      [](Catalog& self, In<NodeId> nodes) {
-        const std::size_t bytes = identity_bytes(self.label_bytes());
-        std::vector<std::uint8_t> out(nodes.size() * bytes);
-        self.identities(view(nodes), out.data());
-        return give(std::move(out), nodes.size(), bytes);
+      "identities", [](Catalog& self, In<NodeId> nodes) { return identities_of(self, view(nodes)); }, nb::arg("nodes"));
+  c.def(
+      "lacking",
+      [](const Catalog& self, In<NodeId> nodes, Tier source, Tier target) {
+        return give(self.lacking(view(nodes), source, target));
       },
-      nb::arg("nodes").noconvert());
+      nb::arg("nodes"), nb::arg("source"), nb::arg("target"));
   c.def(
       "restore",
       [](Catalog& self, Tier tier, In<Slot> slots, Bytes2d identities) {
         return give_flags(self.restore(tier, view(slots), identities.data(), identities.size()));
       },
-      nb::arg("tier"), nb::arg("slots").noconvert(), nb::arg("identities").noconvert());
+      nb::arg("tier"), nb::arg("slots"), nb::arg("identities"));
   c.def(
       "state",
       [](const Catalog& self, In<NodeId> nodes) {
         std::vector<Slot> slots(nodes.size() * kTiers);
         std::vector<std::uint8_t> residency(nodes.size() * kTiers);
         self.state(view(nodes), slots.data(), residency.data());
-        return std::make_tuple(give(std::move(slots), nodes.size(), kTiers),
-                               give(std::move(residency), nodes.size(), kTiers));
+        return std::make_tuple(give(slots, nodes.size(), kTiers), give(residency, nodes.size(), kTiers));
       },
-      nb::arg("nodes").noconvert());
+      nb::arg("nodes"));
   c.def("evictable", &Catalog::evictable, nb::arg("tier"));
   c.def(
       "usage",
@@ -203,8 +222,7 @@ void bind_upkeep(nb::class_<Catalog>& c) {
       "contents",
       [](const Catalog& self, Tier tier) {
         Contents contents = self.contents(tier);
-        return std::make_tuple(give(std::move(contents.slots)), give(std::move(contents.nodes)),
-                               give_flags(contents.ready));
+        return std::make_tuple(give(contents.slots), give(contents.nodes), give_flags(contents.ready));
       },
       nb::arg("tier"));
   c.def("stats", &stats_dict);

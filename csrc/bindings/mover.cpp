@@ -1,13 +1,13 @@
 #include "mover/mover.hpp"
 
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 
+#include "bindings/arrays.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/cuda.hpp"
 #include "io/faulty_engine.hpp"
@@ -18,9 +18,8 @@ namespace nb = nanobind;
 namespace kvtier {
 namespace {
 
-using Slots = nb::ndarray<const std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Identities = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Statuses = nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<2>, nb::c_contig>;
+using Slots = ArrayIn<std::uint32_t, 2>;
+using Identities = ArrayIn<std::uint8_t, 2>;
 
 std::chrono::nanoseconds seconds(double s) {
   constexpr double kMost = 1e9;  // 30 years: keeps the sum with a clock in range
@@ -95,6 +94,11 @@ nb::list poll(Mover& self) {
   return out;
 }
 
+ArrayOut<std::uint8_t> statuses(const Completion& c) {
+  return array_of<std::uint8_t, 2>(reinterpret_cast<const std::uint8_t*>(c.status.data()),
+                                   {static_cast<std::size_t>(c.hop_count), c.count});
+}
+
 nb::tuple told(const Completion& c) {
   nb::list hops;
   for (int h = 0; h < c.hop_count; ++h) {
@@ -150,14 +154,7 @@ void bind_mover(nb::module_& m) {
            nb::sig("def told(self) -> tuple[int, bool, list[tuple[str, int, float, float, float, float, int]], float, "
                    "float, bool]"),
            "All but the status: ticket, final, a kvtier.messages.HopReport for each hop, submitted, finished, whole.")
-      .def_prop_ro(
-          "status",
-          [](nb::handle_t<Completion> self) {
-            const Completion& c = nb::cast<const Completion&>(self);
-            return Statuses(reinterpret_cast<const std::uint8_t*>(c.status.data()),
-                            {static_cast<std::size_t>(c.hop_count), c.count}, self);
-          },
-          nb::for_getter(nb::sig("def status(self, /) -> numpy.typing.NDArray[numpy.uint8]")));
+      .def_prop_ro("status", &statuses);
   nb::class_<Mover>(m, "Mover", "Moves pages between tiers on native threads. Use kvtier.mover.Mover.")
       .def("__init__", &construct, nb::arg("device").none(), nb::arg("host").none(), nb::arg("disk").none(),
            nb::arg("io") = "auto", nb::kw_only(), nb::arg("copy_threads") = 1, nb::arg("bytes_in_flight") = 8u << 20,

@@ -269,6 +269,18 @@ std::vector<bool> Catalog::adopt(Tier tier, Nodes nodes, Slots slots, RequestId 
   return adopted;
 }
 
+Extension Catalog::extend(NodeId parent, Labels labels, Tier tier, Slots slots, RequestId request) {
+  if (count_labels(labels) != slots.size())
+    refuse("slots: " + std::to_string(slots.size()) + " given for " + std::to_string(count_labels(labels)) +
+           " blocks; one each is needed");
+  require_private(owned(tier), slots, leases_.find(request));
+  Extension out{insert(parent, labels, request), {}};
+  const std::vector<bool> adopted = adopt(tier, out.nodes, slots.first(out.nodes.size()), request);
+  for (std::size_t i = 0; i < out.nodes.size(); ++i)
+    if (adopted[i]) out.fresh.push_back(out.nodes[i]);
+  return out;
+}
+
 std::vector<Slot> Catalog::take(Tier tier, std::size_t count, RequestId request) {
   const int t = owned(tier);
   const std::uint32_t lease = leases_.get(request);

@@ -32,6 +32,12 @@ struct Match {
   std::vector<Ticket> filling;      // the transfer that fills a still faster tier, or 0
 };
 
+// A chain that goes on in a request's private slots.
+struct Extension {
+  std::vector<NodeId> nodes;  // of its blocks, from the first
+  std::vector<NodeId> fresh;  // those of them whose pages are new in the tier
+};
+
 struct Reservation {
   Ticket ticket = 0;        // 0 when count is 0
   std::size_t count = 0;    // how many of the nodes, from the first
@@ -74,6 +80,8 @@ class Catalog {
                                   Labels labels);  // [kTiers]: blocks of the hit prefix by fastest ready tier
   std::vector<NodeId> insert(NodeId parent, Labels labels, RequestId request);
   std::vector<bool> adopt(Tier tier, Nodes nodes, Slots slots, RequestId request);
+  // Both at once: the first of `slots` become the pages of the chain below `parent`, as far as it can be made.
+  Extension extend(NodeId parent, Labels labels, Tier tier, Slots slots, RequestId request);
   std::vector<Slot> take(Tier tier, std::size_t count, RequestId request);
   void give_back(Tier tier, Slots slots, RequestId request);
   std::uint32_t narrow(RequestId request, Tier tier);
@@ -82,12 +90,14 @@ class Catalog {
   // exchange.cpp: pages on their way between tiers
   Reservation reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool backed_only, bool cold);
   bool settle(Ticket ticket, std::span<const std::uint8_t> status, std::size_t hops, std::size_t count);
+  bool settle_whole(Ticket ticket);  // with kOk for every page on every hop
   bool cancel(Ticket ticket);
 
   // upkeep.cpp: what goes, what comes back, what may move down
   std::size_t invalidate(const Digest* space, std::uint64_t generation);
   std::size_t drop(Tier tier, Nodes nodes);
   std::vector<NodeId> cold(Tier tier, std::size_t count, Tier lower) const;
+  std::vector<NodeId> lacking(Nodes nodes, Tier source, Tier target) const;  // ready in `source`, absent in `target`
   std::vector<bool> restore(Tier tier, Slots slots, const std::uint8_t* identities, std::size_t bytes);
   void identities(Nodes nodes, std::uint8_t* out);
   void state(Nodes nodes, Slot* slots, std::uint8_t* residency) const;  // [count][kTiers] each
@@ -135,7 +145,7 @@ class Catalog {
                           std::uint32_t lease, Slot* slots, std::size_t stride);
   NodeId restore_node(const PageIdentity& head, const std::uint8_t* identity,
                       std::unordered_map<std::string, NodeId>* by_digest);
-  void settle_whole(const Transfer& transfer, const int* t);
+  void settle_fillers(const Transfer& transfer, const int* t);
   void settle_pages(Transfer& transfer, const int* t, std::span<const std::uint8_t> status);
   bool settle_hop(Transfer& transfer, const int* t, std::size_t hop, std::size_t i, PageStatus now);
 

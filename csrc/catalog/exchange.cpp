@@ -157,7 +157,7 @@ bool Catalog::settle_hop(Transfer& transfer, const int* t, std::size_t hop, std:
 }
 
 // Every page arrived, hop by hop, and this is the first word on all of them: what settle_pages would do, at once.
-void Catalog::settle_whole(const Transfer& transfer, const int* t) {
+void Catalog::settle_fillers(const Transfer& transfer, const int* t) {
   const Nodes nodes = transfer.nodes;
   for (std::size_t hop = 0; hop < transfer.hops(); ++hop)
     if (t[hop + 1] >= 0)
@@ -205,13 +205,21 @@ bool Catalog::settle(Ticket ticket, std::span<const std::uint8_t> status, std::s
   int t[kTiers];
   for (std::size_t i = 0; i <= hops; ++i) t[i] = pages_.index(transfer->path[i]);
   if (all_well && transfer->pending == status.size()) {
-    settle_whole(*transfer, t);
+    settle_fillers(*transfer, t);
     transfer->pending = 0;
   } else {
     settle_pages(*transfer, t, status);
   }
   if (transfer->pending == 0) transfers_.close(transfer);
   return true;
+}
+
+bool Catalog::settle_whole(Ticket ticket) {
+  const Transfer* transfer = transfers_.find(ticket);
+  const std::size_t hops = transfer == nullptr ? 0 : transfer->hops(),
+                    count = transfer == nullptr ? 0 : transfer->count();
+  const std::vector<std::uint8_t> ok(hops * count, static_cast<std::uint8_t>(PageStatus::kOk));
+  return settle(ticket, ok, hops, count);
 }
 
 bool Catalog::cancel(Ticket ticket) {

@@ -62,6 +62,17 @@ std::vector<NodeId> Catalog::cold(Tier tier, std::size_t count, Tier lower) cons
   return nodes;
 }
 
+std::vector<NodeId> Catalog::lacking(Nodes nodes, Tier source, Tier target) const {
+  const int from = owned(source), to = owned(target);
+  std::vector<NodeId> out;
+  out.reserve(nodes.size());
+  for (const NodeId node : nodes)
+    if (trie_.alive(node) && pages_.page(from, node).residency() == Residency::kReady &&
+        pages_.page(to, node).residency() == Residency::kAbsent)
+      out.push_back(node);
+  return out;
+}
+
 // The pool of nodes is full: what lies below a hole can't be reached by a match, so its pages and nodes go.
 void Catalog::prune() {
   if (prune_rest_ != 0) {

@@ -15,19 +15,25 @@ Scheduler::Scheduler(const LedgerOptions& options) : ledger_(options), fd_(event
 
 Scheduler::~Scheduler() { ::close(fd_); }
 
-void Scheduler::announce() {
-  if (ledger_.has_work(kCopyLanes)) copy_work_.notify_one();
-  if (ledger_.has_work(kDiskLanes)) {
-    disk_work_.notify_one();
-    wake_reaper();
-  }
-  if (ledger_.reports() != announced_) {
-    announced_ = ledger_.reports();
-    reported_.notify_all();
-    slice_there_.notify_all();
-  }
+Scheduler::News Scheduler::news() {
+  News news;
+  news.copies = ledger_.has_work(kCopyLanes);
+  news.disk = ledger_.has_work(kDiskLanes);
+  news.reports = ledger_.reports() != announced_;
+  announced_ = ledger_.reports();
+  if (news.disk) wake_reaper();
   if (armed_ && !signalled_ && ledger_.has_reports()) {
     signalled_ = eventfd_write(fd_, 1) == 0;
+  }
+  return news;
+}
+
+void Scheduler::tell(const News& news) {
+  if (news.copies) copy_work_.notify_one();
+  if (news.disk) disk_work_.notify_one();
+  if (news.reports) {
+    reported_.notify_all();
+    slice_there_.notify_all();
   }
 }
 
@@ -40,9 +46,11 @@ void Scheduler::wake_reaper() {
 // ---- callers -----------------------------------------------------------------------------------------------------
 
 Submit Scheduler::submit(const Order& order) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const Submit result = ledger_.submit(order, Clock::now());
-  announce();
+  const News news = this->news();
+  lock.unlock();
+  tell(news);
   return result;
 }
 
@@ -206,20 +214,25 @@ bool Scheduler::closed() const {
 }
 
 void Scheduler::finish(const Chunk& chunk, const PageStatus* status) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (ledger_.abandoned()) return;
-  if (chunk.transfer->slices.cut()) slice_there_.notify_all();
+  const bool cut = chunk.transfer->slices.cut();
   ledger_.finish(chunk, status, Clock::now());
-  announce();
+  const News news = this->news();
+  lock.unlock();
+  if (cut) slice_there_.notify_all();
+  tell(news);
 }
 
 void Scheduler::finish(Transfer& transfer, int hop, std::span<const std::uint32_t> pages, const PageStatus* status,
                        bool release_bytes) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (ledger_.abandoned()) return;
   if (release_bytes) ledger_.release_bytes(transfer.hops[hop].lane, pages.size());
   ledger_.finish(transfer, hop, pages, status, Clock::now());
-  announce();
+  const News news = this->news();
+  lock.unlock();
+  tell(news);
 }
 
 void Scheduler::landed(Lane lane, std::size_t pages) {

@@ -66,7 +66,15 @@ class Scheduler {
   void abandon();     // and will not come back before the end: settles what it holds; what it still says is not heard
 
  private:
-  void announce();  // wakes whoever has something to do now; call with the lock held
+  // Who has something to do now. Told while the lock is held, they would wake only to wait for it.
+  struct News {
+    bool copies = false;
+    bool disk = false;
+    bool reports = false;
+  };
+  News news();  // call with the lock held
+  void tell(const News& news);
+  void announce() { tell(news()); }  // for who keeps the lock
   void wake_reaper();
 
   mutable std::mutex mutex_;

@@ -56,7 +56,8 @@ class _Running:
 
 
 def _completion(running: _Running, final: bool) -> Completion:
-    return Completion(running.transfer.ticket, final, running.status.copy(), (), 0.0, 0.0)
+    whole = bool((running.status == PageStatus.OK).all())
+    return Completion(running.transfer.ticket, final, running.status.copy(), (), 0.0, 0.0, whole)
 
 
 class SimulatedPlane:

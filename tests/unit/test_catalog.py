@@ -357,6 +357,85 @@ def test_only_the_owner_can_give_back_or_adopt_a_private_slot() -> None:
 # --- transfers ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("present", [0, 1, 2])
+def test_extending_a_chain_is_inserting_and_adopting_it(present: int) -> None:
+    """Of what is there already the private slots stay private; where the catalog is full, a prefix is extended."""
+    catalog = make()
+    root = catalog.root(SPACE)
+    held = store(catalog, 1, 1, 2)[:present]
+    catalog.drop(Tier.HOST, store(catalog, 1, 1, 2)[present:])
+    slots = catalog.take(Tier.HOST, 3, 2)
+    with pytest.raises(ValueError, match="slots: 2 given for 3 blocks"):
+        catalog.extend(root, tokens(1, 2, 3).tobytes(), Tier.HOST, slots[:2], 2)
+    with pytest.raises(ValueError, match="not a private slot of this request"):
+        catalog.extend(root, tokens(1, 2, 3).tobytes(), Tier.HOST, slots, 3)
+    assert hit(catalog, 1, 2, 3) == present  # nothing was done
+    nodes, fresh = catalog.extend(root, tokens(1, 2, 3).tobytes(), Tier.HOST, slots, 2)
+    assert nodes[:present].tolist() == held.tolist()
+    assert fresh.tolist() == nodes[present:].tolist()
+    assert catalog.state(nodes)[0][present:, Tier.HOST].tolist() == slots[present:].tolist()
+    assert hit(catalog, 1, 2, 3) == 3
+    catalog.check()
+    longer = catalog.lengthen(slots, Tier.HOST, 1, 2)
+    more, _ = catalog.extend(int(nodes[-1]), tokens(4).tobytes(), Tier.HOST, longer[3:], 2)
+    assert catalog.state(more)[0][:, Tier.HOST].tolist() == longer[3:].tolist()
+    assert longer[:3].tolist() == slots.tolist()
+    assert catalog.lengthen(slots, Tier.HOST, 99, 2).tolist() == slots.tolist()  # no room, and nothing was taken
+    catalog.release(2)
+    catalog.check()
+    assert hit(catalog, 1, 2, 3, 4) == 4
+
+
+def test_a_full_catalog_extends_a_prefix() -> None:
+    catalog = make(max_nodes=9)
+    root = catalog.root(SPACE)
+    catalog.insert(root, tokens(*range(11, 18)), 1)
+    slots = catalog.take(Tier.HOST, 3, 2)
+    nodes, fresh = catalog.extend(root, tokens(1, 2, 3).tobytes(), Tier.HOST, slots, 2)
+    assert 1 <= len(nodes) == len(fresh) < 3
+    assert hit(catalog, 1, 2, 3) == len(nodes)
+    catalog.check()
+
+
+def test_lacking_pages_are_ready_above_and_absent_below() -> None:
+    catalog = make(8, disk=8)
+    nodes = store(catalog, 1, 1, 2, 3, 4)
+    done, moving = catalog.reserve([Tier.HOST, Tier.DISK], nodes[:1]), nodes[1:2]
+    assert catalog.settle_whole(done.ticket)
+    catalog.reserve([Tier.HOST, Tier.DISK], moving)
+    catalog.drop(Tier.HOST, nodes[3:])
+    assert catalog.lacking(nodes, Tier.HOST, Tier.DISK).tolist() == nodes[2:3].tolist()
+
+
+def test_settling_as_a_whole_is_settling_with_ok() -> None:
+    catalog = make(8, disk=8)
+    nodes = store(catalog, 1, 1, 2, 3)
+    reserved = catalog.reserve([Tier.HOST, Tier.DISK], nodes)
+    assert reserved.identities.tobytes() == catalog.identities(nodes).tobytes()
+    first = statuses(1, 3, PENDING)
+    first[0, 1] = PageStatus.READ_ERROR  # the first word on a page counts
+    assert catalog.settle(reserved.ticket, first)
+    assert catalog.settle_whole(reserved.ticket)
+    assert catalog.state(nodes)[1][:, Tier.DISK].tolist() == [Residency.READY, Residency.ABSENT, Residency.READY]
+    assert not catalog.settle_whole(reserved.ticket)
+    assert not catalog.settle_whole(0)
+    catalog.check()
+
+
+def test_arrays_of_another_kind_are_refused_by_the_native_calls() -> None:
+    """What is behind the typed face takes arrays by their bytes, so it must not take other ones for them."""
+    native = make()._native
+    good = np.zeros(2, np.uint32)
+    assert native.state(good)[0].shape == (2, 4)
+    for bad in (good.astype(np.int32), good.astype(np.uint64), good.astype(np.float32), good.reshape(1, 2),
+                np.zeros(6, np.uint32)[::2], bytes(8), [0, 0], None):  # fmt: skip
+        with pytest.raises(TypeError):
+            native.state(bad)
+    assert native.state(np.zeros(0, np.uint32))[1].shape == (0, 4)
+    slots, _ = native.state(good)
+    slots[0, 0] = 7  # what comes back is the caller's own
+
+
 def test_a_filling_page_is_not_matched_until_it_settles() -> None:
     catalog = make()
     nodes = catalog.insert(catalog.root(SPACE), tokens(1, 2), 1)

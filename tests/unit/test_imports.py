@@ -18,7 +18,7 @@ LINES: list[list[str]] = [
     ["plane", "relay", "stats", "lookup", "policy", "tail"],
     ["probe"],
     ["placement", "sequence", "foreign"],
-    ["choice", "profile"],
+    ["choice", "profile", "ways"],
     ["catalog", "costmodel", "mover", "journal"],
     ["tiers.copy_paths"],
     ["tiers.copy_ends"],
@@ -27,6 +27,7 @@ LINES: list[list[str]] = [
     ["tiers"],
     ["messages", "fit", "layers", "gathering"],
     ["geometry", "namespace", "content", "config", "budget", "arguments"],
+    ["enums"],
     ["_core", ""],  # "" is kvtier/__init__.py, which imports by name only
 ]
 FRIENDS = {"geometry", "namespace", "content", "config", "budget", "arguments"}  # may know each other

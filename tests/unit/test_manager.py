@@ -445,7 +445,7 @@ def test_a_disk_out_of_service_takes_part_in_nothing(rig):
     placement.disk_offline = True
     hint = rig.manager.prefetch(PROMPT)
     assert (hint.found, hint.staged, hint.ticket) == (0, 0, 0)
-    placement._write[SPILL], placement._low, placement._high = "ahead", 1.0, 1.0
+    placement._ahead, placement._low, placement._high = [SPILL], 1.0, 1.0
     rig.run("b", list(range(900, 900 + 4 * BLOCK)))
     assert rig.manager.flush()
     dropped = rig.manager.stats().stores_dropped
@@ -516,7 +516,7 @@ def test_poll_waits_for_nothing_that_will_not_come(rig, monkeypatch):
 
 def test_one_write_that_hangs_does_not_end_copying_ahead(rig, monkeypatch):
     placement, plane = rig.manager.placement, rig.manager.plane
-    placement._write[SPILL], placement._low, placement._high = "ahead", 1.0, 1.0
+    placement._ahead, placement._low, placement._high = [SPILL], 1.0, 1.0
     spills, submit = [], plane.submit
     monkeypatch.setattr(plane, "submit", lambda t: spills.append(t) or True if t.path == SPILL else submit(t))
     rig.run("a", PROMPT)

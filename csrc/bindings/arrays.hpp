@@ -1,0 +1,140 @@
+// NumPy arrays in and out of small, frequent calls, by Python's buffer protocol. nanobind's nb::ndarray goes by DLPack
+// and NumPy's own Python code, which takes several microseconds for each array.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+namespace kvtier {
+
+template <class T>
+struct ArrayType;
+template <>
+struct ArrayType<bool> {
+  static constexpr const char* kName = "bool";
+  static constexpr char kFormat = '?';
+};
+template <>
+struct ArrayType<std::uint8_t> {
+  static constexpr const char* kName = "uint8";
+  static constexpr char kFormat = 'B';
+};
+template <>
+struct ArrayType<std::uint32_t> {
+  static constexpr const char* kName = "uint32";
+  static constexpr char kFormat = 'I';
+};
+template <>
+struct ArrayType<std::uint64_t> {
+  static constexpr const char* kName = "uint64";
+  static constexpr char kFormat = 'L';
+};
+
+// A C-contiguous array of exactly this type and number of dimensions, borrowed for a call.
+template <class T, int D>
+class ArrayIn {
+ public:
+  ArrayIn() = default;
+  ArrayIn(ArrayIn&& other) noexcept { *this = std::move(other); }
+  ArrayIn& operator=(ArrayIn&& other) noexcept {
+    std::swap(view_, other.view_);
+    std::swap(shape_, other.shape_);
+    return *this;
+  }
+  ~ArrayIn() { PyBuffer_Release(&view_); }  // of nothing, too
+
+  bool borrow(PyObject* source) {
+    PyBuffer_Release(&view_);
+    if (PyObject_GetBuffer(source, &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+      PyErr_Clear();
+      view_ = Py_buffer{};
+      return false;
+    }
+    const char* format = view_.format == nullptr ? "B" : view_.format;
+    if (*format == '@' || *format == '=' || *format == '<') ++format;
+    if (view_.ndim != D || view_.itemsize != sizeof(T) || format[0] != ArrayType<T>::kFormat || format[1] != 0) {
+      return false;
+    }
+    for (int i = 0; i < D; ++i) shape_[static_cast<std::size_t>(i)] = static_cast<std::size_t>(view_.shape[i]);
+    return true;
+  }
+
+  const T* data() const { return static_cast<const T*>(view_.buf); }
+  std::size_t size() const {
+    std::size_t size = 1;
+    for (const std::size_t n : shape_) size *= n;
+    return size;
+  }
+  std::size_t shape(std::size_t i) const { return shape_[i]; }
+  std::span<const T> span() const { return {data(), size()}; }
+
+ private:
+  Py_buffer view_{};
+  std::array<std::size_t, D> shape_{};
+};
+
+// A NumPy array of T on its way to Python.
+template <class T>
+struct ArrayOut {
+  nanobind::object array;
+};
+
+// A new one with a copy of `data`, which has as many elements as `shape` says.
+template <class T, std::size_t D>
+ArrayOut<T> array_of(const T* data, const std::array<std::size_t, D>& shape) {
+  namespace nb = nanobind;
+  static PyObject* const make = nb::module_::import_("numpy").attr("ndarray").inc_ref().ptr();
+  static PyObject* const type = nb::module_::import_("numpy").attr("dtype")(ArrayType<T>::kName).inc_ref().ptr();
+  std::size_t count = 1;
+  nb::object sizes = nb::steal(PyTuple_New(D));
+  for (std::size_t i = 0; i < D; ++i) {
+    count *= shape[i];
+    PyTuple_SET_ITEM(sizes.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromSize_t(shape[i]));
+  }
+  const nb::object bytes =
+      nb::steal(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(count * sizeof(T))));
+  if (!bytes.is_valid()) throw nb::python_error();
+  if (count != 0) std::memcpy(PyByteArray_AS_STRING(bytes.ptr()), data, count * sizeof(T));
+  nb::object out = nb::steal(PyObject_CallFunctionObjArgs(make, sizes.ptr(), type, bytes.ptr(), nullptr));
+  if (!out.is_valid()) throw nb::python_error();
+  return {std::move(out)};
+}
+
+}  // namespace kvtier
+
+namespace nanobind::detail {
+
+template <class T>
+constexpr auto array_name() {
+  if constexpr (std::is_same_v<T, bool>) {
+    return const_name("numpy.typing.NDArray[numpy.bool]");
+  } else if constexpr (std::is_same_v<T, std::uint8_t>) {
+    return const_name("numpy.typing.NDArray[numpy.uint8]");
+  } else if constexpr (std::is_same_v<T, std::uint32_t>) {
+    return const_name("numpy.typing.NDArray[numpy.uint32]");
+  } else {
+    return const_name("numpy.typing.NDArray[numpy.uint64]");
+  }
+}
+
+template <class T>
+struct type_caster<kvtier::ArrayOut<T>> {
+  static constexpr auto Name = array_name<T>();
+  static handle from_cpp(kvtier::ArrayOut<T> out, rv_policy, cleanup_list*) noexcept { return out.array.release(); }
+};
+
+template <class T, int D>
+struct type_caster<kvtier::ArrayIn<T, D>> {
+  using Array = kvtier::ArrayIn<T, D>;
+  NB_TYPE_CASTER(Array, array_name<T>())
+  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept { return value.borrow(source.ptr()); }
+};
+
+}  // namespace nanobind::detail
