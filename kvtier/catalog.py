@@ -249,6 +249,11 @@ class Catalog:
         """
         return int(self._native.narrow(_number("request", request, _U64), tier))
 
+    def hold_in(self, request: int, tier: Tier) -> None:
+        """Of the match, hold the pages that are ready in ``tier`` there, in place of where they were found; the others
+        stay held as they are. A page may have come there by another request, and is nobody's then."""
+        self._native.hold_in(_number("request", request, _U64), tier)
+
     def release(self, request: int) -> bool:
         """Let go of everything that ``request`` holds. False: it held nothing."""
         return bool(self._native.release(_number("request", request, _U64)))

@@ -93,10 +93,10 @@ class TailLoader:
         self._catalog.give_back(Tier.DEVICE, own, sequence.request)
         sequence.extend(arrived)
         sequence.cached = found
+        # Another request may have computed some of them. And where a block was computed while its page was on its way,
+        # that page is of no use to anybody yet: so the others cannot be kept by `narrow`.
+        self._catalog.hold_in(sequence.request, Tier.DEVICE)
         self.drop(sequence)
-        whole = self._catalog.state(sequence.nodes)[1][:, Tier.DEVICE] == Residency.READY
-        if whole.all():  # else a block was computed while its page was on its way: keep what is held as it is
-            self._catalog.narrow(sequence.request, Tier.DEVICE)
         counts = np.bincount(sequence.origin[computed:found], minlength=len(Tier))
         by_tier = {tier.name.lower(): int(counts[tier]) * self._block for tier in Tier if counts[tier]}
         return Loaded(sequence.request_id, found * self._block, by_tier)

@@ -148,6 +148,7 @@ void bind_request(nb::class_<Catalog>& c) {
       [](Catalog& self, Tier tier, In<Slot> slots, RequestId request) { self.give_back(tier, view(slots), request); },
       nb::arg("tier"), nb::arg("slots"), nb::arg("request"));
   c.def("narrow", &Catalog::narrow, nb::arg("request"), nb::arg("tier"));
+  c.def("hold_in", &Catalog::hold_in, nb::arg("request"), nb::arg("tier"));
   c.def("release", &Catalog::release, nb::arg("request"));
 }
 

@@ -1,4 +1,4 @@
-// A request's side of the catalog: match, insert, take and adopt, narrow and release.
+// A request's side of the catalog: match, insert, take and adopt, narrow, hold_in and release.
 #include "catalog/catalog.hpp"
 
 #include <algorithm>
@@ -340,6 +340,21 @@ std::uint32_t Catalog::narrow(RequestId request, Tier tier) {
   let_go(before.loads);
   lease.promise.pages.add(promised.first(count), static_cast<std::uint8_t>(t));
   return static_cast<std::uint32_t>(count);
+}
+
+void Catalog::hold_in(RequestId request, Tier tier) {
+  const auto t = static_cast<std::uint8_t>(owned(tier));
+  const std::uint32_t index = leases_.find(request);
+  if (index == Leases::kNone) return;
+  Pins& pages = leases_[index].promise.pages;
+  Pins other;
+  for (std::size_t i = 0; i < pages.nodes.size(); ++i) {
+    if (pages.tiers[i] == t || !pages_.page(t, pages.nodes[i]).ready()) continue;
+    pages_.pin(t, &pages.nodes[i], 1);
+    other.add({&pages.nodes[i], 1}, pages.tiers[i]);
+    pages.tiers[i] = t;
+  }
+  let_go(other);
 }
 
 bool Catalog::release(RequestId request) {

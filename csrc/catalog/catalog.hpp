@@ -85,6 +85,7 @@ class Catalog {
   std::vector<Slot> take(Tier tier, std::size_t count, RequestId request);
   void give_back(Tier tier, Slots slots, RequestId request);
   std::uint32_t narrow(RequestId request, Tier tier);
+  void hold_in(RequestId request, Tier tier);
   bool release(RequestId request);
 
   // exchange.cpp: pages on their way between tiers

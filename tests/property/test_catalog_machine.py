@@ -203,6 +203,17 @@ class CatalogMachine(RuleBasedStateMachine):
         s.let_go_of_promise(lease)
         lease.promise = places
 
+    @rule(data=st.data(), request=REQUESTS)
+    def hold_in(self, data: st.DataObject, request: int) -> None:
+        s, tier = self.shadow, data.draw(st.sampled_from(list(self.shadow.capacity)))
+        self.catalog.hold_in(request, tier)
+        lease = s.leases.get(request)
+        for i, place in enumerate(lease.promise if lease is not None else []):
+            if place[0] != tier and s.ready((tier, place[1])):
+                s.pin((tier, place[1]))
+                s.unpin(place)
+                lease.promise[i] = (tier, place[1])
+
     @rule(request=REQUESTS)
     def release(self, request: int) -> None:
         s = self.shadow

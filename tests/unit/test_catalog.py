@@ -624,6 +624,24 @@ def test_narrow_holds_exactly_what_arrived() -> None:
     assert catalog.narrow(77, Tier.DEVICE) == 0
 
 
+def test_what_came_to_a_tier_by_others_is_held_there_and_the_rest_as_it_was() -> None:
+    catalog = make(device=4, host=4)
+    nodes = store(catalog, 1, 1, 2, 3)
+    catalog.match([catalog.root(SPACE)], tokens(1, 2, 3), 0, 2)
+    assert catalog.usage(Tier.HOST).pinned == 3
+    other = catalog.reserve([Tier.HOST, Tier.DEVICE], nodes[1:])  # for someone else, who holds nothing of it
+    catalog.settle(other.ticket, np.array([[OK, OK]], np.uint8))
+    assert catalog.usage(Tier.DEVICE).pinned == 0
+    for _ in range(2):
+        catalog.hold_in(2, Tier.DEVICE)
+        catalog.check()
+        assert (catalog.usage(Tier.DEVICE).pinned, catalog.usage(Tier.HOST).pinned) == (2, 1)
+    catalog.hold_in(77, Tier.DEVICE)  # nobody
+    catalog.release(2)
+    catalog.check()
+    assert (catalog.usage(Tier.DEVICE).pinned, catalog.usage(Tier.HOST).pinned) == (0, 0)
+
+
 def test_narrow_keeps_one_pin_on_each_page_however_it_came() -> None:
     catalog = make(device=8, host=8)
     nodes = store(catalog, 1, 1, 2, 3, 4, 5)

@@ -159,3 +159,32 @@ def test_a_tail_serves_what_was_computed_and_what_was_loaded(engine, seed):
         assert (same | ~shared).sum() >= BLOCKS // 2, f"seed {seed}"
         manager.catalog.check()
         manager.free(name)
+
+
+def test_what_another_request_computed_is_held_once_it_is_in_the_table(engine):
+    """It came to the device after the match, which holds what was found below: then nobody holds it there."""
+    at_crossover(engine)
+    tokens, manager = engine.tokens(2), engine.manager
+    engine.only_on_disk(tokens)
+    for name in ("s", "other"):
+        assert manager.get_computed_blocks(name, tokens).num_tokens == 0
+        assert manager.allocate_slots(name, len(tokens)) is not None
+    manager.cache_blocks("other", len(tokens))
+    manager.free("other")
+    for _ in range(20):
+        engine.plane.settle()
+        manager.poll()
+    # Of one block that "s" computes, no page is on the device when it skips the others.
+    manager.cache_blocks("s", BLOCK)
+    manager.catalog.drop(Tier.DEVICE, manager._sequences["s"].nodes)
+    computed = BLOCK
+    while (loaded := manager.skip("s")) is None:
+        computed += BLOCK
+        manager.cache_blocks("s", computed)
+    assert loaded.num_computed_tokens == BLOCKS * BLOCK
+    table = manager.block_table("s")[computed // BLOCK : BLOCKS].tolist()
+    assert len(table) > BLOCKS // 2
+    assert not set(manager.evict(Tier.DEVICE, tokens).tolist()) & set(table), "a slot of its table was given up"
+    manager.catalog.check()
+    manager.free("s")
+    assert all(manager.catalog.usage(tier).pinned == 0 for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))
