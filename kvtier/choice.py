@@ -193,14 +193,23 @@ class Weighed(NamedTuple):
         return self.compute_s is not None and self.compute_s < self.wait_s
 
 
-def weigh(model: CostModel, elapsed: float, come: int, arrived: int, end: int, block: int) -> Weighed:
-    """After ``elapsed`` seconds ``come`` blocks have come, and the first ``arrived`` of the ``end`` are there.
+def weigh(
+    model: CostModel, elapsed: float, last: float, come: int, orders: int, arrived: int, end: int, block: int
+) -> Weighed:
+    """After ``elapsed`` seconds ``come`` blocks have come, the last of them after ``last`` seconds, and the first
+    ``arrived`` of the ``end`` are there; the others come in so many ``orders``, of which nothing is heard before each
+    has ended.
 
-    What is left takes as long as what has come did, by the page; where nothing has come, as long again.
+    What is left takes as long by the page as what has come did, or as long as the next order has taken by now if that
+    is longer already. Where nothing has come, it takes as long again.
     """
     missing = end - arrived
-    wait = elapsed * missing / come if come > 0 else elapsed
-    return Weighed(wait, model.recompute(missing * block, arrived * block))
+    compute = model.recompute(missing * block, arrived * block)
+    if not come or not missing:
+        return Weighed(elapsed if missing else 0.0, compute)
+    since = elapsed - last
+    pace = max(last / come, since * max(orders, 1) / missing)
+    return Weighed(max(0.0, missing * pace - since), compute)
 
 
 def _load(model: CostModel, runs: list[_Run], first: int, end: int, now: float) -> float | None:

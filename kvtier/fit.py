@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from operator import mul
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +13,14 @@ __all__ = ["Fit"]
 
 _CLIP = math.log(1.5)  # of the log of actual over predicted, from where an observation is a surprise
 _YOUNG = 8  # observations up to which each one is solved for; from then on one in so many
-_KEPT = 0.25  # of what was known, when the level has changed: its shape, more than its size
+_KEPT = 0.25  # observations that what was known counts as, when the level has changed: its shape, until others tell
+
+
+class _Seen(NamedTuple):
+    features: tuple[float, ...]
+    seconds: float
+    residual: float
+    """Log of actual over predicted."""
 
 
 class Fit:
@@ -25,7 +32,9 @@ class Fit:
     - a surprise, more than 1.5 × away from what was predicted, counts as 1.5 × away (the pseudo-observations of Huber's
       M-estimator, 1964), so that one stalled I/O changes little;
     - the median of the last ``window`` residuals (Tukey's running median, 1977) says whether the level itself has
-      changed: of three, one surprise cannot move it, two do, and then everything known is rescaled at once.
+      changed: of three, one surprise cannot move it, two do. Then what was known is rescaled at once and counts little
+      from there on, and the surprises that agreed count as they were: what has become slower may be one coefficient
+      alone, such as the rate of a drive whose fixed cost is what it was.
 
     ``ridge`` says, for each feature, how reluctantly it is used where the observations cannot tell the features apart.
     Coefficients that come out negative are dropped, the most negative first. A call takes some microseconds.
@@ -43,7 +52,8 @@ class Fit:
         self._decay = 1.0 - 1.0 / memory
         self._squares = [[0.0] * self._size for _ in ridge]  # decayed Σ weight · feature · feature
         self._products = [0.0] * self._size  # decayed Σ weight · feature · seconds
-        self._recent: list[float] = []  # log of actual over predicted, of the last ones
+        self._weight = 0.0  # decayed number of observations in them
+        self._recent: list[_Seen] = []  # the last ones
         self.coefficients: tuple[float, ...] | None = None
         """Seconds per unit of each feature; None before the first observation."""
         self.observations = 0
@@ -61,8 +71,11 @@ class Fit:
             return
         expected = self.predict(features)
         if expected:
-            surprise = self._surprise(math.log(seconds / expected))
-            expected = self.predict(features) or seconds
+            self._recent = self._recent[1 - self._window :] if self._window > 1 else []
+            self._recent.append(_Seen(tuple(features), seconds, math.log(seconds / expected)))
+            if self._level_changed():
+                expected = self.predict(features) or seconds
+            surprise = math.log(seconds / expected)
             seconds = expected * math.exp(min(max(surprise, -_CLIP), _CLIP))
         self._add(features, seconds, (expected or seconds) ** -2)
         self.observations += 1
@@ -79,29 +92,50 @@ class Fit:
             if c > 0:
                 self._squares[i][i] += weight / c**2
                 self._products[i] += weight / c
-        self._recent = [0.0] * (self._window - 1)
+        self._weight = weight
+        self._recent = [_Seen((0.0,) * self._size, 1.0, 0.0)] * (self._window - 1)
         self._solve()
 
-    def _surprise(self, residual: float) -> float:
-        """How far (log) an observation is from what is believed, after the level has been reconsidered."""
-        self._recent = [*self._recent[1 - self._window :], residual] if self._window > 1 else [residual]
-        if len(self._recent) == self._window:
-            level = sorted(self._recent)[self._window // 2]
-            if abs(level) > _CLIP:
-                self._rescale(math.exp(level))
-                self._recent = [r - level for r in self._recent]
-                residual -= level
-        return residual
+    def _level_changed(self) -> bool:
+        """Whether the last observations agree that it takes longer, or shorter, than was believed; that is so then."""
+        if len(self._recent) < self._window:
+            return False
+        level = sorted(seen.residual for seen in self._recent)[self._window // 2]
+        if abs(level) <= _CLIP:
+            return False
+        agree = [seen for seen in self._recent if seen.residual * level > 0 and abs(seen.residual) > _CLIP]
+        self._rescale(math.exp(level), agree)
+        for seen in agree:
+            if seen is not self._recent[-1]:  # the newest is added by who asks
+                self._add(seen.features, seen.seconds, seen.seconds**-2)
+        self._solve()
+        self._recent = [seen._replace(residual=self._residual(seen)) for seen in self._recent]
+        return True
 
-    def _rescale(self, factor: float) -> None:
-        """All that is known took ``factor`` times as long; weights are those of relative errors still."""
-        for row in self._squares:
+    def _residual(self, seen: _Seen) -> float:
+        expected = self.predict(seen.features)
+        return math.log(seen.seconds / expected) if expected else 0.0
+
+    def _rescale(self, factor: float, surprises: Sequence[_Seen]) -> None:
+        """What made up most of the surprises took ``factor`` times as long, the rest in proportion to its share in
+        them; weights are those of relative errors still."""
+        shares = [0.0] * self._size
+        for seen in surprises:
+            parts = list(map(mul, self.coefficients or (), seen.features))
+            whole = sum(parts)
+            for i, part in enumerate(parts):
+                shares[i] += part / whole if whole > 0 else 0.0
+        most = max(shares) or 1.0
+        factors = [1.0 + (factor - 1.0) * share / most for share in shares]
+        kept = min(1.0, _KEPT / self._weight)
+        self._weight *= kept
+        for i, row in enumerate(self._squares):
             for j in range(self._size):
-                row[j] *= _KEPT / factor**2
-        self._products = [p * _KEPT / factor for p in self._products]
-        self._solve()
+                row[j] *= kept / (factors[i] * factors[j])
+        self._products = [p * kept / f for p, f in zip(self._products, factors, strict=True)]
 
     def _add(self, features: Sequence[float], seconds: float, weight: float) -> None:
+        self._weight = self._weight * self._decay + 1.0
         for i, x in enumerate(features):
             row = self._squares[i]
             for j, y in enumerate(features):

@@ -66,6 +66,7 @@ class ForeignRequest:
     patience: float = 0.0  # until when it waits for what others bring
     choice: Choice | None = None
     started: float = 0.0  # when its load began
+    came: float = 0.0  # when something of it was heard of last
     review: float = inf  # when that is weighed again
     stored: int = 0
     tail: int | None = None  # node of the last block offered

@@ -220,8 +220,11 @@ class Loader:
     def _step(self, sequence: Sequence, ended: Mapping[int, bool], now: float) -> Loaded | None:
         """Note what has ended of one request's loads and order what can follow; None while more will come."""
         # A load that failed is not tried again for this request: what has come has come.
-        sequence.failed |= not all(ended[ticket] for ticket in sequence.tickets & ended.keys())
-        sequence.tickets -= ended.keys()
+        news = sequence.tickets & ended.keys()
+        if news:
+            sequence.failed |= not all(ended[ticket] for ticket in news)
+            sequence.tickets -= news
+            sequence.came = now
         if now >= sequence.deadline:  # whether or not the data plane says so
             self._placement.abandon(sequence.tickets)
             sequence.tickets.clear()

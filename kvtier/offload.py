@@ -171,7 +171,7 @@ class OffloadManager:
                 f"{len(request.nodes)}"
             )
         request.nodes, request.origin = request.nodes[: len(blocks)], request.origin[: len(blocks)]
-        request.started = self._clock()
+        request.started = request.came = self._clock()
         deadline = request.started + self.config.load_timeout_seconds
         if self.config.load_policy == "cost" and request.choice is not None:
             request.review = first_review(request.choice, request.started)
@@ -277,6 +277,7 @@ class OffloadManager:
         known = self._loads.get(done.ticket)
         if known is not None:
             _, request, first = known
+            request.came = self._clock()
             request.arrived[first : first + done.status.shape[1]] = (done.status == PageStatus.OK).all(axis=0)
 
     def _end(self, ticket: int) -> Loaded | None:
@@ -293,7 +294,10 @@ class OffloadManager:
         """A load takes longer than it should: go on with what has arrived, where computing the rest is faster."""
         elapsed, end = now - request.started, request.start + len(request.arrived)
         arrived = request.start + request.prefix
-        weighed = weigh(self.costs, elapsed, int(request.arrived.sum()), arrived, end, self.config.block_size)
+        come, orders = int(request.arrived.sum()), len(request.tickets)
+        weighed = weigh(
+            self.costs, elapsed, request.came - request.started, come, orders, arrived, end, self.config.block_size
+        )
         if not weighed.computing_wins:
             request.review = next_review(elapsed, now)
             return

@@ -106,7 +106,7 @@ class LoadPolicy:
     def begun(self, sequence: Sequence) -> None:
         """Its loads have been ordered: say when to look at them again, and that those it waits for are in demand."""
         now = self._clock()
-        sequence.started, sequence.review = now, inf
+        sequence.started, sequence.came, sequence.review = now, now, inf
         outcome = self.history[sequence.request_id]
         if outcome is not None:
             outcome.began = now
@@ -120,8 +120,9 @@ class LoadPolicy:
         there = self._catalog.state(sequence.nodes)[1][:, Tier.DEVICE] == Residency.READY
         arrived = len(there) if there.all() else int(np.argmin(there))
         before = int(np.count_nonzero(sequence.origin[: len(there)] == Tier.DEVICE))
-        elapsed = now - sequence.started
-        weighed = weigh(self._costs, elapsed, int(there.sum()) - before, arrived, len(there), self._block)
+        elapsed, last = now - sequence.started, sequence.came - sequence.started
+        come, orders = int(there.sum()) - before, len(sequence.tickets)
+        weighed = weigh(self._costs, elapsed, last, come, orders, arrived, len(there), self._block)
         if not weighed.computing_wins:
             sequence.review = next_review(elapsed, now)
             return False

@@ -23,7 +23,7 @@ __all__ = ["Probes"]
 
 _BYTES = 1 << 20
 _BLOCKS = 8
-_AT_A_TIME = 2  # so many surprises it takes to believe that a lane has changed
+_AT_A_TIME = 2  # so many surprises it takes to believe that a lane has changed; the second tells of its rate alone
 
 
 class Probes:
@@ -34,7 +34,7 @@ class Probes:
         self._placement = placement
         self._costs = costs
         self._timeout = timeout
-        self._blocks = max(1, min(_BLOCKS, _BYTES // costs.page_bytes))
+        self._blocks = max(_AT_A_TIME, min(_BLOCKS, _BYTES // costs.page_bytes))
         self._tickets: list[int] = []  # of the last ones
         self._sent_at = -inf
 

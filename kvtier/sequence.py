@@ -123,6 +123,7 @@ class Sequence:
     choice: Choice | None = None
     fetched: frozenset[int] = frozenset()
     started: float = 0.0
+    came: float = 0.0  # when something of its load was heard of last
     review: float = inf
     tail: Tail | None = None
 

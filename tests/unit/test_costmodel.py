@@ -106,6 +106,30 @@ def test_a_stalled_operation_changes_little_and_a_changed_drive_is_believed_the_
     assert model.load(STAGE, 16, drive.now) == pytest.approx(usual, rel=0.3)
 
 
+@pytest.mark.parametrize("rate", [7e7, 7e8])
+def test_a_drive_whose_rate_has_changed_is_not_taken_for_one_that_begins_slowly(rate: float) -> None:
+    model = CostModel(PAGE)
+    drive = Drive(model, 4e9, 3e-3)
+
+    def loads(count: int) -> None:
+        for _ in range(count):
+            for begun in [drive.begin(256) for _ in range(8)]:
+                drive.end(begun)
+            drive.now += 1.0
+
+    loads(4)
+    drive.rate = rate
+    loads(1)
+    assert model.load(STAGE, 2048, drive.now) == pytest.approx(3e-3 + 2048 * PAGE / rate, rel=0.15)
+    for _ in range(2):  # as a probe asks: one for what it takes to begin, one for the rate
+        for begun in [drive.begin(8) for _ in range(2)]:
+            drive.end(begun)
+        drive.now += 1.0
+    for blocks in (8, 256, 2048):
+        true = 3e-3 + blocks * PAGE / rate
+        assert model.load(STAGE, blocks, drive.now) == pytest.approx(true, rel=0.4)
+
+
 def test_a_hop_that_waits_for_another_is_not_taken_for_slow() -> None:
     model = CostModel(PAGE)
     status = np.ones((2, 8), np.uint8)

@@ -117,6 +117,19 @@ def test_a_slow_disk_is_left_and_a_fast_one_is_used(engine):
     assert "computing is faster" in engine.manager.explain(name)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.85])
+def test_a_load_that_overruns_and_is_faster_than_computing_still_is_not_cut(engine, share):
+    engine.know()
+    for stem in range(1, 4):
+        engine.run(engine.tokens(stem))
+    engine.plane.lanes["stage"].rate = 1 / (share * EACH)  # reported in parts: what has come is known late
+    for stem in (1, 2, 3):
+        seconds, loaded, _ = engine.from_disk(stem)
+        assert loaded == BLOCKS * BLOCK
+        assert seconds <= 1.1 * (share * BLOCKS * EACH + EACH)
+    assert engine.manager.stats().loads_cut == 0
+
+
 def test_decisions_turn_within_three_requests_and_back_within_ten(engine):
     engine.know()
     for stem in range(1, 5):

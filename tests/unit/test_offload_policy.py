@@ -7,6 +7,7 @@ import pytest
 
 from kvtier.catalog import Tier
 from kvtier.config import CacheConfig
+from kvtier.costmodel import CostModel
 from kvtier.offload import OffloadManager
 from tests.unit.timed_plane import TimedPlane
 
@@ -96,6 +97,32 @@ def test_a_load_that_overruns_is_cut_before_it_costs_twice_as_much(engine, own):
     took, promised, _ = engine.from_disk(1, own)
     assert promised == 0
     assert took == pytest.approx(ALL * (BLOCKS + 1 - own) / (BLOCKS + 1))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.85])
+def test_a_load_that_overruns_and_is_faster_than_computing_still_is_not_cut(engine, share):
+    engine.plane.lanes["stage"].rate = BLOCKS / (share * ALL)  # reported in parts: what has come is known late
+    for stem in (0, 1, 2):
+        took, promised, loaded = engine.from_disk(stem)
+        assert (promised, loaded) == (BLOCKS, BLOCKS)
+        assert took <= 1.1 * (share * ALL + EACH)
+    assert engine.manager.stats().loads_cut == 0
+
+
+def test_a_disk_of_large_pages_is_asked_for_two_as_one_alone_does_not_tell_its_rate(namespace):
+    engine = Engine(namespace)
+    engine.manager.probes._blocks = type(engine.manager.probes)(
+        engine.manager.placement, CostModel(8 << 20), 1.0
+    )._blocks
+    for stem in range(4):
+        engine.run(stem)
+        engine.from_disk(stem)
+    engine.plane.lanes["stage"].rate = 10.0
+    for stem in range(3):
+        before = engine.manager.probes.sent
+        engine.from_disk(stem)
+    assert engine.manager.probes.sent - before in (0, 2)
+    assert engine.manager.probes.sent >= 2
 
 
 def test_where_nothing_is_known_it_takes_at_most_about_twice_as_long(namespace):
