@@ -4,7 +4,8 @@ A cell is a look-ahead, a drive and a share of the prompt that was seen before. 
 each arm, in an order drawn anew for each prompt, with its prefix on disk only (on the device for "device"), after
 the same hint as long before. So all arms share the machine's good and bad moments, and ratios are taken prompt by
 prompt. An arm whose look-ahead has nothing left to bring does not wait for its end: the cache is told that the request
-starts sooner.
+starts sooner. An arm that is given no hint idles as long as the last one that was: an engine that has slept finds its
+caches cold.
 """
 
 from __future__ import annotations
@@ -125,6 +126,7 @@ class PrefetchBench:
             self._stack = stack.pop_all()
         self.page_bytes = geometry.page_bytes
         self._count = 0
+        self._waited = 0.0  # seconds of the last look-ahead, in this cell
         self._rng = np.random.default_rng(settings.seed)
         self._documents = {
             reuse: [self._tokens(self.found(reuse)) for _ in range(_DOCUMENTS)] for reuse in settings.reuses
@@ -157,6 +159,7 @@ class PrefetchBench:
         settings = self.settings
         self.throttle.set(gbps * 1e9, 0.0)
         cell = _Cell()
+        self._waited = 0.0
         for number in range(-_WARM_UP, settings.prompts):
             document = self._documents[reuse][number % _DOCUMENTS]
             # A drawn order, for one that only turns has each arm always follow the same other.
@@ -203,6 +206,8 @@ class PrefetchBench:
         request_id = f"bench-{self._count}"
         if arm in ("load", "kvtier") and lookahead > 0:
             self._look_ahead(request_id, prompt, lookahead)
+        elif lookahead > 0:
+            time.sleep(self._waited)
         self.engine.add(request_id, prompt, 1, ignore_eos=True)
         (result,) = self.engine.run(3600.0)
         return result
@@ -213,6 +218,7 @@ class PrefetchBench:
         self._until_quiet(began + seconds)
         self.manager.reorder({request_id: 0.0})  # what is left of a long look-ahead is skipped
         self._until_quiet(began + seconds)
+        self._waited = time.monotonic() - began
 
     def _until_quiet(self, end: float) -> None:
         self.manager.poll()
