@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvtier import _core
 from kvtier._core import NO_NODE, NO_SLOT, PageStatus, Tier
-from kvtier.content import label_words
+from kvtier.content import Content, label_words
 from kvtier.enums import direct
 from kvtier.namespace import DIGEST_BYTES
 
@@ -153,7 +153,7 @@ class Catalog:
         self.block_size = block_size
         self.labels = labels
         self._words = {"token": block_size, "content": label_words(block_size), "hash": 8}[labels]
-        self._native = _core.Catalog(
+        self.native = _core.Catalog(
             [(int(spec.tier), spec.slots, spec.policy) for spec in tiers], 4 * self._words, max_nodes
         )
         self.identity_bytes: int = _core.identity_bytes(4 * self._words)
@@ -161,7 +161,7 @@ class Catalog:
     @property
     def memory_bytes(self) -> int:
         """Bytes allocated at construction."""
-        return int(self._native.memory_bytes)
+        return int(self.native.memory_bytes)
 
     def root(self, space: bytes, group: int = 0, generation: int = 0) -> int:
         """The root of a namespace (its 32-byte fingerprint) and group; made if there is none.
@@ -169,7 +169,7 @@ class Catalog:
         A ``generation`` newer than the root's drops what is older, as ``invalidate`` does; an older one changes
         nothing. OverflowError: 65536 namespaces hold pages, so there is no root for another one now.
         """
-        return int(self._native.root(space, _number("group", group, _U32), _number("generation", generation, _U64)))
+        return int(self.native.root(space, _number("group", group, _U32), _number("generation", generation, _U64)))
 
     # --- a request's side -----------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Catalog:
         ``[n, 32]`` (hash). Blocks before ``start`` are held by the engine already: they are only walked and touched.
         ``limit`` caps ``hit``. Replaces what an earlier match of the request still holds.
         """
-        hit, nodes, tiers, slots, filling = self._native.match(
+        hit, nodes, tiers, slots, filling = self.native.match(
             list(roots),
             self._labels(labels),
             _number("start", start, _U32),
@@ -194,7 +194,7 @@ class Catalog:
 
     def peek(self, roots: Sequence[int], labels: ArrayLike) -> tuple[int, ...]:
         """How many blocks of the hit prefix each tier would serve, indexed by ``Tier``. Leases and touches nothing."""
-        return tuple(self._native.peek(list(roots), self._labels(labels)))
+        return tuple(self.native.peek(list(roots), self._labels(labels)))
 
     def insert(self, parent: int, labels: ArrayLike, request: int) -> NodeIds:
         """Find or create the chain of ``labels`` below ``parent`` (a root, or a node that ``request`` leases) and
@@ -203,9 +203,7 @@ class Catalog:
         Returns its nodes: fewer than asked for when the catalog has no room for more.
         """
         return _u32(
-            self._native.insert(
-                _number("parent", parent, _U32), self._labels(labels), _number("request", request, _U64)
-            )
+            self.native.insert(_number("parent", parent, _U32), self._labels(labels), _number("request", request, _U64))
         )
 
     def adopt(self, tier: Tier, nodes: ArrayLike, slots: ArrayLike, request: int) -> NDArray[np.bool_]:
@@ -213,50 +211,51 @@ class Catalog:
 
         False: the node has a page there already, ready or not, or was invalidated; the slot stays private.
         """
-        flags: NDArray[np.bool_] = self._native.adopt(
+        flags: NDArray[np.bool_] = self.native.adopt(
             tier, _ids("nodes", nodes), _ids("slots", slots), _number("request", request, _U64)
         )
         return flags
 
-    def extend(self, parent: int, labels: bytes, tier: Tier, slots: Slots, request: int) -> tuple[NodeIds, NodeIds]:
-        """``insert`` and ``adopt`` at once: private ``slots`` of ``request``, uint32 [n], become the pages of the chain
-        of n ``labels`` (their bytes) below ``parent``.
+    def extend(
+        self, parent: int, content: Content, first: int, last: int, tier: Tier, table: Slots, request: int
+    ) -> tuple[list[int], list[int]]:
+        """``insert`` and ``adopt`` at once: of a ``table`` of slots, uint32 [blocks], the private ones [first, last) of
+        ``request`` become the pages of these blocks of ``content``, below ``parent``. In a catalog of content labels.
 
-        Returns its nodes, fewer where the catalog has no room for more, and those of them whose pages are new in the
+        Returns their nodes, fewer where the catalog has no room for more, and those of them whose pages are new in the
         tier; the slots of the others stay private.
         """
-        nodes, fresh = self._native.extend(parent, labels, tier, slots, request)
-        return nodes, fresh
+        return self.native.extend(parent, content.native, first, last, tier, table, request)
 
     def take(self, tier: Tier, n: int, request: int) -> Slots:
         """``n`` private slots for ``request``, evicting the shortfall; empty, and nothing evicted, when there are
         fewer.
         """
-        return _u32(self._native.take(tier, _number("n", n, _U32), _number("request", request, _U64)))
+        return _u32(self.native.take(tier, _number("n", n, _U32), _number("request", request, _U64)))
 
     def lengthen(self, table: Slots, tier: Tier, n: int, request: int) -> Slots:
         """A copy of ``table`` with what ``take`` gives behind it."""
-        return _u32(self._native.lengthen(table, tier, n, request))
+        return _u32(self.native.lengthen(table, tier, n, request))
 
     def give_back(self, tier: Tier, slots: ArrayLike, request: int) -> None:
         """Free private slots of ``request`` before its lease ends."""
-        self._native.give_back(tier, _ids("slots", slots), _number("request", request, _U64))
+        self.native.give_back(tier, _ids("slots", slots), _number("request", request, _U64))
 
     def narrow(self, request: int, tier: Tier) -> int:
         """Keep the longest prefix of the match whose pages are ready in ``tier``, and hold exactly those pages.
 
         Returns how many blocks that is, counted from the match's ``start``. What the request adopted stays.
         """
-        return int(self._native.narrow(_number("request", request, _U64), tier))
+        return int(self.native.narrow(_number("request", request, _U64), tier))
 
     def hold_in(self, request: int, tier: Tier) -> None:
         """Of the match, hold the pages that are ready in ``tier`` there, in place of where they were found; the others
         stay held as they are. A page may have come there by another request, and is nobody's then."""
-        self._native.hold_in(_number("request", request, _U64), tier)
+        self.native.hold_in(_number("request", request, _U64), tier)
 
     def release(self, request: int) -> bool:
         """Let go of everything that ``request`` holds. False: it held nothing."""
-        return bool(self._native.release(_number("request", request, _U64)))
+        return bool(self.native.release(_number("request", request, _U64)))
 
     @contextlib.contextmanager
     def lease(self, request: int) -> Iterator[int]:
@@ -285,9 +284,7 @@ class Catalog:
         ``path[0]``; what nobody else pins meanwhile is the next to be evicted, as it was.
         """
         return Reservation(
-            *self._native.reserve(
-                list(path), _ids("nodes", nodes), _number("request", request, _U64), backed_only, cold
-            )
+            *self.native.reserve(list(path), _ids("nodes", nodes), _number("request", request, _U64), backed_only, cold)
         )
 
     def settle(self, ticket: int, status: ArrayLike) -> bool:
@@ -303,15 +300,15 @@ class Catalog:
             array = array.astype(np.uint8)
         if array.ndim != 2:
             raise ValueError(f"status: {array.ndim} dimensions given; [hops, count] is needed")
-        return bool(self._native.settle(_number("ticket", ticket, _U64), array))
+        return bool(self.native.settle(_number("ticket", ticket, _U64), array))
 
     def settle_whole(self, ticket: int) -> bool:
         """As ``settle``, with OK for every page on every hop."""
-        return bool(self._native.settle_whole(ticket))
+        return bool(self.native.settle_whole(ticket))
 
     def cancel(self, ticket: int) -> bool:
         """Give up a transfer's unsettled pages: they drain until they settle. False: ticket closed or unknown."""
-        return bool(self._native.cancel(_number("ticket", ticket, _U64)))
+        return bool(self.native.cancel(_number("ticket", ticket, _U64)))
 
     # --- upkeep ---------------------------------------------------------------------------------------------------
 
@@ -320,25 +317,40 @@ class Catalog:
 
         Nothing of it is matched again; requests that run keep their own pages until they let go.
         """
-        return int(self._native.invalidate(space, _number("generation", generation, _U64)))
+        return int(self.native.invalidate(space, _number("generation", generation, _U64)))
 
     def drop(self, tier: Tier, nodes: ArrayLike) -> int:
         """Remove the nodes' pages from ``tier``, where ready and unpinned. Returns how many."""
-        return int(self._native.drop(tier, _ids("nodes", nodes)))
+        return int(self.native.drop(tier, _ids("nodes", nodes)))
+
+    def drop_left(self, tier: Tier, nodes: NodeIds) -> int:
+        """As ``drop``, of those nodes that there are still."""
+        return self.native.drop_left(tier, nodes)
+
+    def foresee(
+        self, root: int, content: Content, first: int, last: int | None, source: Tier, lost: bool, request: int
+    ) -> tuple[NodeIds, NodeIds]:
+        """Look for ``content``'s cached prefix and keep its nodes alive for ``request``; their pages are free to go.
+        In a catalog of content labels.
+
+        Returns the nodes of its blocks [first, last), None for all, and those of them whose fastest page is in
+        ``source`` and which nobody is bringing up. Where ``source`` is ``lost``, its pages end the prefix.
+        """
+        return self.native.foresee(root, content.native, first, _U32 if last is None else last, source, lost, request)
 
     def cold(self, tier: Tier, n: int, lower: Tier) -> NodeIds:
         """Of the ``n`` next pages to be evicted from ``tier`` those that are absent in ``lower``, parents before
         children.
         """
-        return _u32(self._native.cold(tier, _number("n", n, _U32), lower))
+        return _u32(self.native.cold(tier, _number("n", n, _U32), lower))
 
     def lacking(self, nodes: ArrayLike, source: Tier, target: Tier) -> NodeIds:
         """Of ``nodes`` those whose pages are ready in ``source`` and absent in ``target``, both owned."""
-        return _u32(self._native.lacking(_ids("nodes", nodes), source, target))
+        return _u32(self.native.lacking(_ids("nodes", nodes), source, target))
 
     def identities(self, nodes: ArrayLike) -> NDArray[np.uint8]:
         """The nodes' page identities, uint8 ``[n, identity_bytes]``; the layout is csrc/common/identity.hpp's."""
-        out: NDArray[np.uint8] = self._native.identities(_ids("nodes", nodes))
+        out: NDArray[np.uint8] = self.native.identities(_ids("nodes", nodes))
         return out
 
     def restore(self, tier: Tier, slots: ArrayLike, identities: ArrayLike) -> NDArray[np.bool_]:
@@ -349,40 +361,40 @@ class Catalog:
         array = np.ascontiguousarray(identities, dtype=np.uint8)
         if array.ndim != 2 or array.shape[1] != self.identity_bytes:
             raise ValueError(f"identities: shape {array.shape} given; [n, {self.identity_bytes}] is needed")
-        flags: NDArray[np.bool_] = self._native.restore(tier, _ids("slots", slots), array)
+        flags: NDArray[np.bool_] = self.native.restore(tier, _ids("slots", slots), array)
         return flags
 
     def evictable(self, tier: Tier) -> int:
         """How many pages eviction could free in ``tier`` now; exact, and O(1)."""
-        return int(self._native.evictable(tier))
+        return int(self.native.evictable(tier))
 
     def usage(self, tier: Tier) -> Usage:
         """What the tier's slots are used for; O(1)."""
-        return Usage(*self._native.usage(tier))
+        return Usage(*self.native.usage(tier))
 
     def stats(self) -> dict[str, int]:
         """Counts since construction, and how full the catalog's own tables are."""
-        return dict(self._native.stats())
+        return dict(self.native.stats())
 
     def state(self, nodes: ArrayLike) -> tuple[Slots, NDArray[np.uint8]]:
         """Slots uint32 ``[n, 4]`` (NO_SLOT where absent) and ``Residency`` uint8 ``[n, 4]``, by ``Tier``. A node that
         has ended is absent everywhere.
         """
-        slots, residency = self._native.state(_ids("nodes", nodes))
+        slots, residency = self.native.state(_ids("nodes", nodes))
         return slots, residency
 
     def contents(self, tier: Tier) -> tuple[Slots, NDArray[np.bool_], NDArray[np.uint8]]:
         """All pages of a tier, by slot: slots uint32 ``[n]``, whether each is ready, and the identities uint8
         ``[n, identity_bytes]`` of what they hold or will. O(slots); for tests and diagnosis.
         """
-        slots, nodes, ready = self._native.contents(tier)
+        slots, nodes, ready = self.native.contents(tier)
         return slots, ready, self.identities(nodes)
 
     def check(self) -> None:
         """Prove every promise about the catalog's tables anew; AssertionError names the first broken one.
         O(everything).
         """
-        wrong = self._native.check()
+        wrong = self.native.check()
         if wrong:
             raise AssertionError(wrong)
 

@@ -12,8 +12,6 @@ All numbers are little-endian, and every piece has a fixed length: no two lists 
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from array import array
 from operator import index
 from typing import TYPE_CHECKING
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvtier import _core
 from kvtier.arguments import items
 
 if TYPE_CHECKING:
@@ -40,9 +39,6 @@ Media = tuple[int, int, bytes]
 digest of all that an encoder made of them depends on: the image's bytes with the settings of its processor."""
 
 MEDIA_BYTES = 32
-_SPAN = struct.Struct("<qQ32s")
-_NO_MEDIA = bytes(MEDIA_BYTES)
-_FEW = 16  # labels that are sooner put together one by one than by NumPy
 _FAR = 1 << 62  # tokens: so that no sum of two positions overflows
 
 
@@ -61,15 +57,14 @@ class Content:
     Whatever is looked up or indexed by tokens goes through one of these: there is no way to leave the media out.
     """
 
-    __slots__ = ("_media", "_tokens")
+    __slots__ = ("native",)
 
     def __init__(self, tokens: Iterable[int] | npt.NDArray[np.integer] = (), media: Iterable[Media] = ()) -> None:
-        self._tokens = array("I")
-        self._media: list[Media] = []
+        self.native = _core.Content()
         self.append(tokens, media)
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self.native)
 
     def append(self, tokens: Iterable[int] | npt.NDArray[np.integer], media: Iterable[Media] = ()) -> None:
         """Add tokens and the media that begin among them or behind; positions count from the sequence's beginning.
@@ -77,35 +72,15 @@ class Content:
         A span may reach beyond the tokens that are known so far. ValueError, and nothing is changed, for what is no
         token id, no span, or a span that begins before the first of ``tokens``.
         """
-        words = _as_words(tokens)
-        if words is None:
-            words = array("I")
-            words.frombytes(as_tokens(tokens).data.cast("B"))
-        if not (type(media) is tuple and not media):  # nearly always there is none
-            self._media = sorted([*self._media, *as_media(media, len(self))])
-        self._tokens.extend(words)
+        no_media = type(media) is tuple and not media  # nearly always
+        if no_media and self.native.append(tokens):
+            return
+        ids = as_tokens(tokens)
+        self.native.extend(ids, [] if no_media else as_media(media, len(self)))
 
     def labels(self, first: int, last: int, block_size: int) -> Labels:
         """The labels of the blocks [first, last), which must be whole."""
-        out = np.zeros((last - first, label_words(block_size)), np.uint32)
-        # The view of the array must not outlive this call: while one exists the array cannot grow.
-        tokens = np.frombuffer(self._tokens, np.uint32)[first * block_size : last * block_size]
-        out[:, :block_size] = tokens.reshape(-1, block_size)
-        touched: dict[int, list[bytes]] = {}
-        for start, length, digest in self._media:
-            for block in range(max(first, start // block_size), min(last, (start + length - 1) // block_size + 1)):
-                touched.setdefault(block, []).append(_SPAN.pack(start - block * block_size, length, digest))
-        for block, spans in touched.items():
-            digest = hashlib.sha256(b"kvtier.media.v1" + b"".join(spans)).digest()
-            out[block - first, block_size:] = np.frombuffer(digest, np.uint32)
-        return out
-
-    def packed(self, first: int, last: int, block_size: int) -> bytes:
-        """The bytes of :meth:`labels`."""
-        if self._media or last - first > _FEW:
-            return self.labels(first, last, block_size).tobytes()
-        tokens, places = self._tokens, range(first * block_size, last * block_size, block_size)
-        return b"".join([tokens[at : at + block_size].tobytes() + _NO_MEDIA for at in places])
+        return self.native.labels(first, last, block_size)
 
     def whole(self, block_size: int) -> Labels:
         """The labels of all whole blocks."""

@@ -1,48 +1,62 @@
-"""Gathering: new blocks wait for others before they are copied down, a few steps at most.
+"""Gathering: blocks that were computed wait for others, a few steps at most, before they are indexed and copied down.
 
-An order costs the engine's thread about as much for one block as for many, and a batch that decodes completes one block
-at a time. What waits is on the device as before; should it be evicted there meanwhile, it is not stored.
+Both cost the engine's thread about as much for one block as for many, and a batch that decodes completes one block at a
+time. Whoever looks for blocks, or ends what holds these, calls :meth:`Gathering.flush` first: so nobody can tell.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from kvtier.lookup import Lookup
+    from kvtier.placement import Placement
+    from kvtier.sequence import Sequence
 
 __all__ = ["Gathering"]
 
-Nodes = npt.NDArray[np.uint32]
-
-_NONE = np.empty(0, np.uint32)
 _BLOCKS = 8  # or fewer, of so many bytes: then an order is small beside the copy
 _BYTES = 4 << 20
 _STEPS = 8  # that any of them waits
 
 
 class Gathering:
-    """Of blocks of ``page_bytes``."""
+    """Of blocks of ``page_bytes``, in the slots of the requests that computed them."""
 
-    def __init__(self, page_bytes: int) -> None:
+    def __init__(self, lookup: Lookup, placement: Placement, page_bytes: int) -> None:
+        self._lookup = lookup
+        self._placement = placement
         self._most = max(1, min(_BLOCKS, _BYTES // page_bytes))
-        self._waiting: list[Nodes] = []
         self._count = self._steps = 0
+        self.waiting: dict[int, tuple[Sequence, int]] = {}
+        """By the request's number in the catalog: how many of its first blocks are computed."""
 
-    def add(self, nodes: Nodes) -> Nodes:
-        """These were computed. Returns what is to be ordered now: nothing, or all."""
-        self._waiting.append(nodes)
-        self._count += len(nodes)
-        return self.take() if self._count >= self._most else _NONE
+    def add(self, sequence: Sequence, blocks: int) -> None:
+        """So many of the request's first blocks are computed."""
+        known = self.waiting.get(sequence.request)
+        new = blocks - (sequence.cached if known is None else known[1])
+        if new <= 0:
+            return
+        self.waiting[sequence.request] = sequence, blocks
+        self._count += new
+        if self._count >= self._most or sequence.tail is not None:  # what loads behind these must know how far they are
+            self.flush()
 
-    def step(self) -> Nodes:
-        """A step of the engine has ended; returns as ``add`` does."""
-        if not self._waiting:
-            return _NONE
+    def step(self) -> None:
+        """A step of the engine has ended in which some wait."""
         self._steps += 1
-        return self.take() if self._steps >= _STEPS else _NONE
+        if self._steps >= _STEPS:
+            self.flush()
 
-    def take(self) -> Nodes:
-        """All that wait."""
-        nodes = np.concatenate(self._waiting) if self._waiting else _NONE
-        self._waiting.clear()
-        self._count = self._steps = 0
-        return nodes
+    def flush(self) -> None:
+        """Wait for no more."""
+        if not self.waiting:
+            return
+        waiting, self.waiting, self._count, self._steps = self.waiting, {}, 0, 0
+        new: list[int] = []
+        for sequence, blocks in waiting.values():
+            new += self._lookup.index(sequence, blocks)
+        if new:
+            self._placement.on_computed(np.array(new, np.uint32))

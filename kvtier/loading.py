@@ -3,7 +3,7 @@
 Here is decided how long a prefix a request gets from the tiers, what is ordered to bring it, how long that may take,
 and what of it counts in the end. The manager drives it, from the engine's one thread:
 
-    promise → allocate → advance after each batch of completions … → (RUNNING) → allocate to grow
+    promise → begin → advance after each batch of completions … → (RUNNING) → grow
 
 ``revoke`` takes a promise back, ``withdraw`` ends the whole in any state.
 """
@@ -109,20 +109,16 @@ class Loader:
 
     # ---- its way to the device -----------------------------------------------------------------------------------
 
-    def allocate(self, sequence: Sequence, blocks: int) -> bool:
-        """Device slots for ``blocks`` blocks in all; False, and nothing has changed, when there is no room now."""
-        if sequence.state is State.MATCHED:
-            return self._start(sequence, max(blocks, sequence.promised))
-        return self._grow(sequence, blocks)
-
     def table(self, sequence: Sequence) -> Slots:
         """The block table, uint32 [blocks]: shared slots, then private ones. Not final before RUNNING."""
         if sequence.state is State.RUNNING:
             return sequence.table
         return np.concatenate([self._catalog.state(sequence.nodes)[0][:, Tier.DEVICE], sequence.private])
 
-    def _start(self, sequence: Sequence, blocks: int) -> bool:
-        """First allocation: private slots for what is to be computed, reserved ones for what is to be loaded."""
+    def begin(self, sequence: Sequence, blocks: int) -> bool:
+        """First allocation, for so many blocks in all or what was promised: private slots for what is to be computed,
+        reserved ones for what is to be loaded. False, and nothing has changed: there is no room now."""
+        blocks = max(blocks, sequence.promised)
         if self._policy.is_stale(sequence):
             self._choose(sequence, sequence.promised)
         device = self._catalog.state(sequence.nodes)[1][:, Tier.DEVICE]
@@ -177,13 +173,13 @@ class Loader:
             self._counts.tokens_found.update(loaded.tokens_by_tier)
         return loaded
 
-    def _grow(self, sequence: Sequence, blocks: int) -> bool:
-        """Further private slots behind those that the request has."""
-        held = len(sequence.table) if sequence.state is State.RUNNING else sequence.promised + len(sequence.private)
-        if blocks <= held:
-            return True
+    def grow(self, sequence: Sequence, blocks: int) -> bool:
+        """Further private slots behind those that the request has, up to ``blocks`` in all; False as for ``begin``."""
         running = sequence.state is State.RUNNING
         had = sequence.table if running else sequence.private
+        held = len(had) if running else sequence.promised + len(had)
+        if blocks <= held:
+            return True
         slots = self._catalog.lengthen(had, Tier.DEVICE, blocks - held, sequence.request)
         if len(slots) - len(had) < blocks - held:
             return False

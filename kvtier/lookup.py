@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SCRATCH", "Lookup"]
 
-_NONE = np.empty(0, np.uint32)
-
 SCRATCH = 1
 """The catalog's request id for what no request asks, such as hints: a lease of its lives only inside one call."""
 
@@ -51,22 +49,23 @@ class Lookup:
         labels = sequence.content.labels(0, (sequence.num_tokens - 1) // self._block, self._block)
         return self._catalog.match([root], labels, 0, sequence.request, limit)
 
-    def index(self, sequence: Sequence, last: int) -> Slots:
+    def index(self, sequence: Sequence, last: int) -> list[int]:
         """Offer the catalog the sequence's blocks up to ``last``, computed and in its slots; returns the nodes whose
         pages are new there."""
         first = sequence.cached
         if last <= first or not sequence.cacheable:
-            return _NONE
+            return []
         # A root is not leased: ask for it again rather than keep its number.
         parent = sequence.leaf
         if parent is None:
             parent = self.root(sequence.space)
             if parent is None:
-                return _NONE
-        labels, slots = sequence.content.packed(first, last, self._block), sequence.table[first:last]
-        nodes, fresh = self._catalog.extend(parent, labels, Tier.DEVICE, slots, sequence.request)
+                return []
+        nodes, fresh = self._catalog.extend(
+            parent, sequence.content, first, last, Tier.DEVICE, sequence.table, sequence.request
+        )
         sequence.cached += len(nodes)
-        sequence.extend(nodes)
+        sequence.later += nodes
         return fresh
 
     def locate(self, space: bytes, content: Content) -> dict[str, int]:

@@ -25,11 +25,13 @@ from kvtier.arguments import whole, words
 from kvtier.catalog import Catalog, Tier, TierSpec
 from kvtier.content import Content, as_media
 from kvtier.costmodel import CostModel
+from kvtier.gathering import Gathering
 from kvtier.layers import Layers
 from kvtier.loading import Loader
 from kvtier.lookup import SCRATCH, Lookup
 from kvtier.messages import DataPlane
 from kvtier.namespace import check_agreement
+from kvtier.orders import DirectOrders
 from kvtier.placement import Placement
 from kvtier.policy import LoadPolicy
 from kvtier.prefetch import Prefetched, Prefetcher
@@ -80,9 +82,11 @@ class CacheManager:
         self._clock = clock
         self._block = config.block_size
         with ExitStack() as stack:
-            if plane is None:
-                plane = LocalDataPlane(config, geometry, device)
-                stack.callback(plane.close)
+            local = LocalDataPlane(config, geometry, device) if plane is None else None
+            if local is not None:
+                stack.callback(local.close)
+                plane = local
+            assert plane is not None
             self.plane = plane
             hello = plane.hello()
             policies = {Tier.HOST: config.host.policy, Tier.DISK: config.disk.policy}
@@ -97,11 +101,15 @@ class CacheManager:
             self.costs = costs or CostModel(hello.page_bytes, bytes_in_flight=config.mover.bytes_in_flight)
             if config.profile is not None:
                 Profile.load(config.profile).seed(self.costs)
-            self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes, self.costs, clock)
+            orders = DirectOrders(self.catalog, local.mover) if local is not None else None
+            self.placement = Placement(
+                config, self.catalog, plane, self._tiers, hello.page_bytes, self.costs, clock, orders
+            )
             self.adopted = self.placement.adopt(hello)
             stack.pop_all()
         self._counts = Counts()
         self._lookup = Lookup(self.catalog, plane, namespace, self._block)
+        self._gathering = Gathering(self._lookup, self.placement, hello.page_bytes)
         self.policy = LoadPolicy(config, self.catalog, self.placement, self.costs, clock)
         self._loader = Loader(config, self.catalog, self.placement, self._lookup, self.policy, self._counts, clock)
         self._sequences: dict[str, Sequence] = {}
@@ -149,6 +157,7 @@ class CacheManager:
         return self._match(sequence)
 
     def _match(self, sequence: Sequence) -> ComputedBlocks:
+        self._gathering.flush()
         hit = self._loader.promise(sequence)
         self._sequences[sequence.request_id] = sequence
         found = sequence.tokens_by_tier(hit, self._block)
@@ -164,17 +173,21 @@ class CacheManager:
         sequence = self._known(request_id)
         if sequence.state is State.PREEMPTED:
             raise ValueError(f"request_id: {request_id!r} is preempted; resume it first")
-        blocks = -(-whole("num_tokens", num_tokens, 1, request_id) // self._block)
+        if type(num_tokens) is not int or num_tokens < 1:
+            num_tokens = whole("num_tokens", num_tokens, 1, request_id)
+        blocks = -(-num_tokens // self._block)
         if blocks > self._device_slots:
             raise ValueError(
                 f"num_tokens: {num_tokens} of request {request_id!r} need {blocks} device slots; there are "
                 f"{self._device_slots}"
             )
-        begins = sequence.state is State.MATCHED
-        if not self._loader.allocate(sequence, blocks):
+        if sequence.state is State.RUNNING:
+            return sequence.table if self._loader.grow(sequence, blocks) else None
+        if sequence.state is State.LOADING:
+            return self._loader.table(sequence) if self._loader.grow(sequence, blocks) else None
+        if not self._loader.begin(sequence, blocks):
             return None
-        if begins:
-            self._prefetcher.started(request_id)
+        self._prefetcher.started(request_id)
         return self._loader.table(sequence)
 
     def num_computed_tokens(self, request_id: str) -> int:
@@ -186,6 +199,7 @@ class CacheManager:
         sequence = self._known(request_id)
         if sequence.state is not State.RUNNING:
             raise ValueError(f"request_id: {request_id!r} is {sequence.state.value}; only a ready request knows this")
+        self._gathering.flush()
         return sequence.cached * self._block
 
     def ready(self, request_id: str) -> bool:
@@ -231,7 +245,9 @@ class CacheManager:
     ) -> None:
         """Tell the tokens that were generated, or that follow in a later turn with the media among them; their blocks
         can be cached once computed. Positions of ``media`` count from the request's first token."""
-        self._known(request_id).content.append(tokens, media)
+        content = self._known(request_id).content
+        if media or not content.native.append(tokens):  # nearly always a few plain ints
+            content.append(tokens, media)
 
     def cache_blocks(self, request_id: str, num_computed_tokens: int) -> None:
         """The KV of the first ``num_computed_tokens`` tokens is computed and in its slots: index the full blocks.
@@ -244,19 +260,23 @@ class CacheManager:
             raise ValueError(
                 f"request_id: {request_id!r} is {sequence.state.value}; only a ready request computes blocks"
             )
-        computed = whole("num_computed_tokens", num_computed_tokens, 0, request_id)
-        covered = min(sequence.num_tokens, len(sequence.table) * self._block)
-        if computed > covered:
+        if type(num_computed_tokens) is not int or num_computed_tokens < 0:
+            num_computed_tokens = whole("num_computed_tokens", num_computed_tokens, 0, request_id)
+        covered = min(len(sequence.content), len(sequence.table) * self._block)
+        if num_computed_tokens > covered:
             raise ValueError(
-                f"num_computed_tokens: {computed} for request {request_id!r}; its tokens and slots cover {covered}"
+                f"num_computed_tokens: {num_computed_tokens} for request {request_id!r}; its tokens and slots cover "
+                f"{covered}"
             )
-        self.placement.on_computed(self._lookup.index(sequence, computed // self._block))
+        blocks = num_computed_tokens // self._block
+        if blocks > sequence.cached:
+            self._gathering.add(sequence, blocks)
 
     def free(self, request_id: str) -> None:
         """End the request, in whatever state it is. What it computed stays cached; an unknown id is no error."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
-            self.placement.store_computed()  # nothing else holds these blocks on the device from now on
+            self._gathering.flush()  # nothing else holds its blocks on the device from now on
             self._loader.withdraw(sequence)
 
     def _let_go(self, request_id: str) -> None:
@@ -272,6 +292,7 @@ class CacheManager:
         sequence = self._known(request_id)
         if sequence.state is State.PREEMPTED:
             return
+        self._gathering.flush()
         if sequence.state is State.RUNNING and sequence.cacheable:
             self.placement.swap_out(sequence.nodes)
         self._loader.withdraw(sequence)
@@ -298,8 +319,12 @@ class CacheManager:
         done = self.plane.poll()
         ended = self.placement.settle(done) if done else {}
         loaded = self._loader.advance(ended) if self._loader.expects_news else []
-        self._prefetcher.pump(ended)
-        self.placement.maintain()
+        if self._prefetcher.expects:
+            self._prefetcher.pump(ended)
+        if self._gathering.waiting:
+            self._gathering.step()
+        if self.placement.ahead:
+            self.placement.maintain()
         return loaded
 
     # ---- what things take ----------------------------------------------------------------------------------------
@@ -386,6 +411,7 @@ class CacheManager:
         comes later is given up. Nothing keeps them for anybody: :meth:`expect` does that."""
         self._check_open("prefetch")
         deadline = 0.0 if within is None else self._clock() + arguments.seconds("within", within)
+        self._gathering.flush()
         return self._prefetcher.fetch(self._lookup.space(salt, adapter), Content(tokens, media), deadline)
 
     # ---- invalidation, the rest ----------------------------------------------------------------------------------
@@ -405,6 +431,7 @@ class CacheManager:
         return self._invalidate(None)
 
     def _invalidate(self, space: bytes | None) -> int:
+        self._gathering.flush()  # what was computed before is among what is forgotten
         try:
             generation = self.plane.invalidate(space)
         except OSError:  # not durable, but in force here: what was computed before may be served to nobody
@@ -423,7 +450,7 @@ class CacheManager:
     def flush(self, timeout: float = 60.0) -> bool:
         """Wait until nothing is under way, stores included; False when ``timeout`` seconds were not enough."""
         end = self._clock() + arguments.seconds("timeout", timeout, 0)
-        self.placement.store_computed()
+        self._gathering.flush()
         self.poll()
         while self.placement.under_way:
             left = end - self._clock()
@@ -433,6 +460,7 @@ class CacheManager:
         return True
 
     def stats(self) -> CacheStats:
+        self._gathering.flush()
         return CacheStats.gather(
             self._counts, self.catalog, self.placement, self._tiers, self._prefetcher.blocks, self.policy.cuts
         )
@@ -480,6 +508,7 @@ class CacheManager:
         media: Iterable[Media] = (),
     ) -> dict[str, int]:
         """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""
+        self._gathering.flush()
         return self._lookup.locate(self._lookup.space(salt, adapter), Content(tokens, media))
 
     def evict(
@@ -498,6 +527,7 @@ class CacheManager:
         self._check_open("evict")
         if tier not in self._tiers:
             raise ValueError(f"tier: {tier!r}; accepted: {', '.join(str(t) for t in self._tiers)}")
+        self._gathering.flush()
         return self._lookup.evict(tier, self._lookup.space(salt, adapter), Content(tokens, media))
 
     # ---- private -------------------------------------------------------------------------------------------------
@@ -508,8 +538,7 @@ class CacheManager:
 
     def _known(self, request_id: str) -> Sequence:
         sequence = self._sequences.get(request_id)
-        if self._closed:
+        if sequence is None or self._closed:
             self._check_open(f"request_id {request_id!r}")
-        if sequence is None:
             raise ValueError(f"request_id: {request_id!r} is not known; call get_computed_blocks first")
         return sequence

@@ -80,11 +80,11 @@ class Mover:
         throttle: _core.Throttle | None = None,
         cuda: CudaConfig | None = None,
     ) -> None:
-        self._device = device
+        self._cuda = device.cuda if device is not None else None
         self.copies: Choice | None = None
         """By which paths pages cross the link to a GPU; None: the device is host memory."""
         copies = self._copies(cuda, device, host)
-        self._native = _core.Mover(
+        self.native = _core.Mover(
             device.native if device is not None else None,
             host.native if host is not None else None,
             disk.native if disk is not None else None,
@@ -158,24 +158,33 @@ class Mover:
         as CANCELLED. On a GPU the copies come after all that the calling thread's current stream was given until now.
         Raises :class:`ValueError` for a path, slot, identity or ticket that makes no sense.
         """
-        if len(self._inbox) >= INBOX_LIMIT:  # nobody polls
+        if self.crowded:
             return False
         ticket, path, slots, identities, priority, deadline, cuts = transfer
-        cuda = self._device.cuda if self._device is not None else None
-        stream = cuda.current_stream() if cuda is not None else 0
-        return self._native.submit(ticket, path, slots, identities, int(priority), deadline, stream, cuts)
+        return self.native.submit(ticket, path, slots, identities, int(priority), deadline, self.stream(), cuts)
+
+    @property
+    def crowded(self) -> bool:
+        """So much was reported and not polled that nothing more is taken."""
+        return len(self._inbox) >= INBOX_LIMIT
+
+    def stream(self) -> int:
+        """The calling thread's current stream of a GPU, 0 where the device is none: what copies come behind."""
+        return 0 if self._cuda is None else self._cuda.current_stream()
 
     def cancel(self, ticket: int) -> bool:
         """Start no further hop of it; False when there is nothing left to cancel. May be repeated."""
-        return self._native.cancel(ticket)
+        return self.native.cancel(ticket)
 
     def promote(self, ticket: int, priority: Priority, deadline: float) -> bool:
         """Serve it at least as urgently as ``priority``, and with another deadline, from now on; False when there is
         nothing left to serve."""
-        return self._native.promote(ticket, int(priority), deadline)
+        return self.native.promote(ticket, int(priority), deadline)
 
     def poll(self) -> list[Completion]:
         """What was reported since the last poll. Never blocks, so it may leave something for the next one."""
+        if not self._inbox and not self.native.has_reports():
+            return []
         if not self._lock.acquire(blocking=False):
             return []
         try:
@@ -190,30 +199,30 @@ class Mover:
 
     def wait(self, timeout: float) -> bool:
         """Wait, without the GIL, until there is something to poll; False: nothing within ``timeout`` seconds."""
-        seen = self._native.reports()  # before looking, so that what is reported after the look ends the wait
+        seen = self.native.reports()  # before looking, so that what is reported after the look ends the wait
         if self._inbox:
             return True
-        return self._native.wait(max(timeout, 0.0), seen)
+        return self.native.wait(max(timeout, 0.0), seen)
 
     def wait_for_slices(self, ticket: int, count: int, timeout: float) -> bool:
         """Wait, without the GIL, until the first ``count`` slices of all pages of a transfer that was not polled to its
         end are there. False: not within ``timeout`` seconds, or some page will never be whole."""
-        if self._native.wait_slices(ticket, count, max(timeout, 0.0)):
+        if self.native.wait_slices(ticket, count, max(timeout, 0.0)):
             return True
         ended = next((done for done in list(self._inbox) if done.ticket == ticket and done.final), None)
         return ended is not None and bool((ended.status == _core.PageStatus.OK).all())
 
     def pending(self) -> int:
         """Transfers whose final completion was not polled."""
-        return self._native.pending() + sum(done.final for done in list(self._inbox))
+        return self.native.pending() + sum(done.final for done in list(self._inbox))
 
     def stats(self) -> dict[str, Any]:
         """``lanes``: for each, counts, bytes, seconds, pages by PageStatus since the start; ``disk``; ``pending``."""
-        return self._native.stats()
+        return self.native.stats()
 
     def warnings(self) -> list[str]:
         """One line for each thing that works worse than it could."""
-        stats = self._native.stats()
+        stats = self.native.stats()
         disk = stats["disk"]
         return [text for text in (disk["warning"], disk["note"], stats["device_note"]) if text]
 
@@ -224,9 +233,9 @@ class Mover:
         process lives, and the disk's files must stay open.
         """
         if self._clean is None:
-            self._clean = self._native.close()
+            self._clean = self.native.close()
             if not self._clean:
-                _kept.append(self._native)  # and, by it, the pools
+                _kept.append(self.native)  # and, by it, the pools
             with self._lock:
                 self._collect()
                 background, self._background = self._background, None
@@ -257,7 +266,7 @@ class Mover:
             for done in self._inbox:
                 if done.ticket == ticket and done.final:
                     return done
-            if not self._native.knows(ticket):
+            if not self.native.knows(ticket):
                 raise LookupError(f"ticket = {ticket}: no transfer that is still to be reported")
             self._waiters.setdefault(ticket, []).append(waiter)
             background = self._start()
@@ -283,7 +292,7 @@ class Mover:
         if self._clean is not None:
             raise RuntimeError("the mover is closed")
         if self._background is None:
-            self._background = _Background(self._native, self._notice)
+            self._background = _Background(self.native, self._notice)
         return self._background
 
     def _notice(self) -> bool:
@@ -294,7 +303,7 @@ class Mover:
 
     def _collect(self) -> None:
         """Move what was reported to the inbox and tell those who wait for it; with the lock held."""
-        for native in self._native.poll():
+        for native in self.native.poll():
             done = _completion(native)
             self._inbox.append(done)
             if not done.final:
@@ -330,7 +339,7 @@ class _Background:
     """A thread with a uvloop loop, which listens to the mover's eventfd for as long as somebody waits."""
 
     def __init__(self, native: _core.Mover, notice: Callable[[], bool]) -> None:
-        self._native = native
+        self.native = native
         self._notice = notice
         self._loop = uvloop.new_event_loop()
         self._loop.add_reader(native.fileno(), self._on_report)
@@ -346,13 +355,13 @@ class _Background:
 
     def watch(self) -> None:
         """Hear of reports from now on; of those that wait already, at once."""
-        self._native.arm(True)
+        self.native.arm(True)
 
     def _on_report(self) -> None:
         # Nobody waits: the engine's own thread polls, and waking this one would only cost it the GIL.
-        self._native.arm(False)
+        self.native.arm(False)
         if self._notice():
-            self._native.arm(True)
+            self.native.arm(True)
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         timer = Timer()
@@ -369,5 +378,5 @@ class _Background:
         self._thread.join(JOIN_LIMIT)
 
     def _stop(self) -> None:
-        self._loop.remove_reader(self._native.fileno())
+        self._loop.remove_reader(self.native.fileno())
         self._loop.stop()

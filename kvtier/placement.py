@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from kvtier.catalog import Catalog, PageStatus, Residency, Tier
 from kvtier.choice import ONBOARD, STAGE_ONBOARD
-from kvtier.gathering import Gathering
-from kvtier.messages import Completion, DataPlane, Hello, Priority, Transfer
+from kvtier.messages import Completion, DataPlane, Hello, Priority
+from kvtier.orders import OrdersByMessage
 from kvtier.ways import Plan, plans
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvtier.config import CacheConfig
     from kvtier.costmodel import CostModel
     from kvtier.layers import Layers
+    from kvtier.orders import Orders
     from kvtier.ways import Plans
 
 __all__ = ["Bringing", "Placement"]
@@ -76,7 +77,7 @@ class _UnderWay:
 
 class Placement:
     """Issues transfers and settles them, and tells ``costs`` of both. ``tiers`` are the tiers that there are, fastest
-    first."""
+    first; ``orders`` by which the data plane hears of transfers, messages if none are given."""
 
     def __init__(
         self,
@@ -87,17 +88,19 @@ class Placement:
         page_bytes: int,
         costs: CostModel,
         clock: Callable[[], float],
+        orders: Orders | None = None,
     ):
         self._costs = costs
         self._clock = clock
         self._catalog = catalog
         self._plane = plane
+        self._orders = OrdersByMessage(catalog, plane) if orders is None else orders
         self._page_bytes = page_bytes
         self._under_way: dict[int, _UnderWay] = {}
-        self._computed = Gathering(page_bytes)
         self._offload = config.host.write if Tier.HOST in tiers else "never"
         self._spill = config.disk.write if Tier.DISK in tiers else "never"
-        self._ahead = [path for path, write in ((OFFLOAD, self._offload), (SPILL, self._spill)) if write == "ahead"]
+        self.ahead = [path for path, write in ((OFFLOAD, self._offload), (SPILL, self._spill)) if write == "ahead"]
+        """The lanes that :meth:`maintain` looks at."""
         self._low, self._high = config.watermarks.low, config.watermarks.high
         self.failures: Counter[str] = Counter()
         self.bytes_moved: Counter[str] = Counter()
@@ -230,28 +233,16 @@ class Placement:
         device: Slots | None = None,
         cuts: tuple[int, ...] = (),
     ) -> tuple[int, int]:
-        reservation = self._catalog.reserve(path, nodes, request, backed_only=backed_only, cold=cold)
-        if not reservation.count:
-            return 0, 0
-        moved = nodes[: reservation.count]
-        if device is not None:
-            reservation.slots[path.index(Tier.DEVICE)] = device[: reservation.count]
-        transfer = Transfer(
-            reservation.ticket, path, reservation.slots, reservation.identities, priority, deadline, cuts
+        ticket, count = self._orders.issue(
+            path, nodes, request, priority, deadline, backed_only=backed_only, cold=cold, device=device, cuts=cuts
         )
-        accepted = False
-        try:
-            accepted = self._plane.submit(transfer)
-        finally:  # also of what it raises for: no ticket stays open that nobody works on
-            if not accepted:
-                refused = np.full((len(path) - 1, reservation.count), PageStatus.SKIPPED, np.uint8)
-                self._catalog.settle(reservation.ticket, refused)
-        if not accepted:
-            self.failures["refused"] += reservation.count
+        if not ticket:
+            if count:
+                self.failures["refused"] += count
             return 0, 0
-        self._under_way[reservation.ticket] = _UnderWay(path, moved)
-        self._costs.submitted(reservation.ticket, path, reservation.count, priority, self._clock())
-        return reservation.ticket, reservation.count
+        self._under_way[ticket] = _UnderWay(path, nodes[:count])
+        self._costs.submitted(ticket, path, count, priority, self._clock())
+        return ticket, count
 
     def store(
         self,
@@ -286,17 +277,7 @@ class Placement:
 
     def on_computed(self, nodes: Nodes, device: Slots | None = None) -> int:
         """New blocks are ready on the device; returns the ticket of what it led to, 0 for nothing."""
-        if self._offload != "at_once" or not len(nodes):
-            return 0
-        if device is None:
-            nodes = self._computed.add(nodes)
-        return self.store(OFFLOAD, nodes, device=device) if len(nodes) else 0
-
-    def store_computed(self) -> None:
-        """Wait for no more blocks: order what waits for others now."""
-        nodes = self._computed.take()
-        if len(nodes):
-            self.store(OFFLOAD, nodes)
+        return self.store(OFFLOAD, nodes, device=device) if self._offload == "at_once" and len(nodes) else 0
 
     def on_hit(self, nodes: Nodes, device: Slots | None = None) -> int:
         """Blocks are ready on the device and in use for a second time or more; returns as ``on_computed`` does."""
@@ -315,10 +296,7 @@ class Placement:
     def maintain(self) -> None:
         """Copy the cold end of each tier down ahead of need: from when too few of its next slots could be had at once,
         being free or held below too, until enough could. Once a step."""
-        computed = self._computed.step()
-        if len(computed):
-            self.store(OFFLOAD, computed)
-        for path in self._ahead:
+        for path in self.ahead:
             if any(t.path == path and not t.hangs for t in self._under_way.values()):
                 continue
             if path[1] is Tier.DISK and self.disk_offline:

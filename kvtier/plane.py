@@ -21,7 +21,7 @@ from kvtier.tiers.disk import INDEX_BYTES, DiskStore
 from kvtier.tiers.host import HostArena
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvtier._core import Throttle
 
@@ -80,6 +80,7 @@ class LocalDataPlane:
             if self.host.warning:
                 self._notes.append(self.host.warning)
             self.mover = Mover.open(config, self.device, self.host, self.disk, throttle)
+            self.poll: Callable[[], Sequence[Completion]] = self.mover.poll  # looked at in each step
             self._stack = stack.pop_all()
 
     def _open(self, config: CacheConfig, geometry: KVGeometry, rank: int, world: int) -> DiskStore:
@@ -113,9 +114,6 @@ class LocalDataPlane:
 
     def promote(self, ticket: int, priority: Priority, deadline: float) -> None:
         self.mover.promote(ticket, priority, deadline)
-
-    def poll(self) -> Sequence[Completion]:
-        return self.mover.poll()
 
     def wait(self, timeout: float) -> bool:
         return self.mover.wait(timeout)

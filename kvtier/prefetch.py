@@ -117,7 +117,7 @@ class Prefetcher:
         host, device = (int(slots.get(tier, 0) * config.prefetch.share) for tier in (Tier.HOST, Tier.DEVICE))
         self._room = host if Tier.DISK in slots else 0
         self._held = 0  # of it, by pages that were brought and not used yet
-        self._device_room = device
+        self._device_room = device if Tier.HOST in slots else 0
         self._lifted = 0  # of it, by pages that were sent on and not used yet
         self._expected: dict[str, _Expected] = {}
         self._turns = itertools.count()
@@ -209,12 +209,15 @@ class Prefetcher:
         self._held -= expected.issued
         self._catalog.release(expected.request)
 
+    @property
+    def expects(self) -> bool:
+        """Whether :meth:`pump` has anything to look at."""
+        return bool(self._expected)
+
     # ---- serving them --------------------------------------------------------------------------------------------
 
     def pump(self, ended: Mapping[int, bool]) -> None:
         """Note what has ended, give up what did not come, and order what is most urgent."""
-        if not self._expected:
-            return
         for ticket in self._by_ticket.keys() & ended.keys():
             self._by_ticket.pop(ticket).tickets.discard(ticket)
         now = self._clock()
@@ -248,12 +251,10 @@ class Prefetcher:
 
     def _lift(self, expected: _Expected) -> None:
         """Send on to the device what lacks there of a request that will start soon."""
-        residency = self._catalog.state(expected.found)[1]
-        ready = (residency[:, Tier.HOST] == Residency.READY) & (residency[:, Tier.DEVICE] == Residency.ABSENT)
-        nodes = expected.found[ready][: self._device_room - self._lifted]
+        nodes = self._catalog.lacking(expected.found, Tier.HOST, Tier.DEVICE)[: self._device_room - self._lifted]
         if len(nodes):
             late = expected.due + self._grace
-            _, count = self._placement.load(ONBOARD, np.ascontiguousarray(nodes), 0, Priority.PREFETCH, late)
+            _, count = self._placement.load(ONBOARD, nodes, 0, Priority.PREFETCH, late)
             expected.lifted = nodes[:count]
             self._lifted += count
 
@@ -262,14 +263,11 @@ class Prefetcher:
         self._placement.cancel(expected.tickets)
         wanted, lifted = expected.wanted, expected.lifted
         self._forget(expected)
-        self._drop(Tier.DEVICE, lifted)  # first to go, so that what is used stays
-        if wanted is not None:
-            self._drop(Tier.HOST, wanted[: expected.issued])
-
-    def _drop(self, tier: Tier, nodes: Slots) -> None:
-        if len(nodes):  # with the hold on them some of these nodes may have ended
-            there = self._catalog.state(nodes)[1][:, tier] == Residency.READY
-            self._catalog.drop(tier, np.ascontiguousarray(nodes[there]))
+        # First to go, so that what is used stays. With the hold on them some of these nodes may have ended.
+        if len(lifted):
+            self._catalog.drop_left(Tier.DEVICE, lifted)
+        if wanted is not None and expected.issued:
+            self._catalog.drop_left(Tier.HOST, wanted[: expected.issued])
 
     def _issue_next(self) -> bool:
         """Order a part of the most urgent hint; False: there is nothing to be done now."""
@@ -296,7 +294,7 @@ class Prefetcher:
 
     def _load(self, expected: _Expected, count: int) -> tuple[int, int]:
         assert expected.wanted is not None
-        part = np.ascontiguousarray(expected.wanted[expected.issued : expected.issued + count])
+        part = expected.wanted[expected.issued : expected.issued + count]
         late = expected.due + self._grace
         ticket, got = self._placement.load(STAGE, part, expected.request, Priority.PREFETCH, late)
         if ticket:
@@ -313,22 +311,16 @@ class Prefetcher:
         return max(1, size // self._costs.page_bytes)
 
     def _find(self, expected: _Expected) -> Slots:
-        """The nodes of its blocks that are on disk only, kept alive for it."""
-        none = np.empty(0, np.uint32)
+        """The nodes of its blocks that are on disk only, kept alive for it. Pages stay evictable: only what is brought
+        for the hint is pinned for it."""
         root = self._lookup.root(expected.space)
         if root is None:
-            return none
-        labels = Content(expected.tokens, expected.media).whole(self._block)
-        match = self._catalog.match([root], labels, 0, SCRATCH)
-        self._catalog.release(SCRATCH)  # pages stay evictable: only what is brought for the hint is pinned for it
-        reach = self._placement.within_reach(match.tiers)
-        nodes = self._catalog.insert(root, labels[:reach], expected.request)
-        reach = min(reach, len(nodes))
-        last = reach if expected.last is None else min(reach, expected.last)
-        wanted = (match.tiers[:last] == Tier.DISK) & (match.filling[:last] == 0)
-        wanted[: expected.first] = False
-        expected.found = nodes[expected.first : last]
-        return np.ascontiguousarray(nodes[:last][wanted])
+            return np.empty(0, np.uint32)
+        content = Content(expected.tokens, expected.media)
+        expected.found, wanted = self._catalog.foresee(
+            root, content, expected.first, expected.last, Tier.DISK, self._placement.disk_offline, expected.request
+        )
+        return wanted
 
     def fetch(self, space: bytes, content: Content, deadline: float) -> Prefetched:
         """Set all of it on its way now, pinned by nobody; ``deadline`` is in monotonic seconds, 0 for none."""

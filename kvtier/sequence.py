@@ -105,7 +105,8 @@ class Sequence:
     expires: float = 0.0
     state: State = State.MATCHED
     _nodes: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
-    _later: list[Slots] = field(default_factory=list)  # nodes that follow, not joined yet
+    later: list[int] = field(default_factory=list)
+    """Nodes that follow these, not joined with them yet."""
     origin: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     table: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
     private: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
@@ -130,26 +131,22 @@ class Sequence:
     @property
     def nodes(self) -> Slots:
         """Of its blocks in the catalog, or promised, in order."""
-        if self._later:
-            self._nodes = np.concatenate([self._nodes, *self._later])
-            self._later.clear()
+        if self.later:
+            self._nodes = np.concatenate([self._nodes, np.array(self.later, np.uint32)])
+            self.later.clear()
         return self._nodes
 
     @nodes.setter
     def nodes(self, nodes: Slots) -> None:
         self._nodes = nodes
-        self._later.clear()
-
-    def extend(self, nodes: Slots) -> None:
-        """These follow those that it has."""
-        if len(nodes):
-            self._later.append(nodes)
+        self.later.clear()
 
     @property
     def leaf(self) -> int | None:
         """The last of its nodes; None: it has none."""
-        last = self._later[-1] if self._later else self._nodes
-        return int(last[-1]) if len(last) else None
+        if self.later:
+            return self.later[-1]
+        return int(self._nodes[-1]) if len(self._nodes) else None
 
     @property
     def promised(self) -> int:

@@ -91,7 +91,7 @@ class TailLoader:
         sequence.table = sequence.table.copy()
         sequence.table[computed:found] = self._catalog.state(arrived)[0][:, Tier.DEVICE]
         self._catalog.give_back(Tier.DEVICE, own, sequence.request)
-        sequence.extend(arrived)
+        sequence.later += arrived.tolist()
         sequence.cached = found
         # Another request may have computed some of them. And where a block was computed while its page was on its way,
         # that page is of no use to anybody yet: so the others cannot be kept by `narrow`.

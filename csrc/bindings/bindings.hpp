@@ -3,13 +3,24 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
 namespace kvtier {
+
+inline std::chrono::nanoseconds seconds(double s) {
+  constexpr double kMost = 1e9;  // 30 years: keeps the sum with a clock in range
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(std::clamp(s, 0.0, kMost) * 1e9));
+}
 
 void bind_common(nanobind::module_& m);
 void bind_catalog(nanobind::module_& m);
+void bind_content(nanobind::module_& m);
 void bind_copy(nanobind::module_& m);
 void bind_cuda(nanobind::module_& m);
 void bind_io(nanobind::module_& m);
 void bind_mover(nanobind::module_& m);
+void bind_orders(nanobind::module_& m);
 
 }  // namespace kvtier

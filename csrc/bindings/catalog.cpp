@@ -14,7 +14,8 @@
 
 #include "bindings/arrays.hpp"
 #include "bindings/bindings.hpp"
-#include "catalog/sha256.hpp"
+#include "common/sha256.hpp"
+#include "content/content.hpp"
 
 namespace nb = nanobind;
 
@@ -30,8 +31,20 @@ std::span<const T> view(const In<T>& array) {
   return array.span();
 }
 
-std::span<const std::uint8_t> view(const nb::bytes& bytes) {
-  return {reinterpret_cast<const std::uint8_t*>(bytes.c_str()), bytes.size()};
+// Tokens of a block that is named by its content, which this catalog's labels must be made for.
+std::size_t block_size_of(const Catalog& catalog) {
+  const std::size_t bytes = catalog.label_bytes();
+  if (bytes <= kDigestBytes)
+    throw std::invalid_argument("content: this catalog's labels of " + std::to_string(bytes) + " bytes are not of it");
+  return (bytes - kDigestBytes) / sizeof(std::uint32_t);
+}
+
+std::vector<std::uint8_t> labels_of(const Catalog& catalog, const Content& content, std::size_t first,
+                                    std::size_t last) {
+  if (first > last) throw std::invalid_argument("first: it is behind `last`");
+  std::vector<std::uint8_t> out((last - first) * catalog.label_bytes());
+  content.labels(first, last, block_size_of(catalog), out.data());
+  return out;
 }
 
 template <class T>
@@ -124,12 +137,15 @@ void bind_request(nb::class_<Catalog>& c) {
       nb::arg("tier"), nb::arg("nodes"), nb::arg("slots"), nb::arg("request"));
   c.def(
       "extend",
-      [](Catalog& self, NodeId parent, const nb::bytes& labels, Tier tier, In<Slot> slots, RequestId request) {
-        const Extension made = self.extend(parent, view(labels), tier, view(slots), request);
-        const ArrayOut<NodeId> nodes = give(made.nodes);
-        return std::make_tuple(nodes, made.fresh.size() == made.nodes.size() ? nodes : give(made.fresh));
+      [](Catalog& self, NodeId parent, const Content& content, std::size_t first, std::size_t last, Tier tier,
+         In<Slot> table, RequestId request) {
+        if (last > table.size()) throw std::invalid_argument("table: it has fewer slots than `last` blocks");
+        const std::vector<std::uint8_t> labels = labels_of(self, content, first, last);
+        Extension made = self.extend(parent, labels, tier, view(table).subspan(first, last - first), request);
+        return std::make_tuple(std::move(made.nodes), std::move(made.fresh));
       },
-      nb::arg("parent"), nb::arg("labels"), nb::arg("tier"), nb::arg("slots"), nb::arg("request"));
+      nb::arg("parent"), nb::arg("content"), nb::arg("first"), nb::arg("last"), nb::arg("tier"), nb::arg("table"),
+      nb::arg("request"));
   c.def(
       "take",
       [](Catalog& self, Tier tier, std::size_t n, RequestId request) { return give(self.take(tier, n, request)); },
@@ -184,6 +200,19 @@ void bind_upkeep(nb::class_<Catalog>& c) {
   c.def(
       "drop", [](Catalog& self, Tier tier, In<NodeId> nodes) { return self.drop(tier, view(nodes)); }, nb::arg("tier"),
       nb::arg("nodes"));
+  c.def(
+      "drop_left", [](Catalog& self, Tier tier, In<NodeId> nodes) { return self.drop_left(tier, view(nodes)); },
+      nb::arg("tier"), nb::arg("nodes"));
+  c.def(
+      "foresee",
+      [](Catalog& self, NodeId root, const Content& content, std::size_t first, std::size_t last, Tier source,
+         bool lost, RequestId request) {
+        const Foreseen found = self.foresee(root, labels_of(self, content, 0, content.size() / block_size_of(self)),
+                                            first, last, source, lost, request);
+        return std::make_tuple(give(found.nodes), give(found.below));
+      },
+      nb::arg("root"), nb::arg("content"), nb::arg("first"), nb::arg("last"), nb::arg("source"), nb::arg("lost"),
+      nb::arg("request"));
   c.def(
       "cold", [](const Catalog& self, Tier tier, std::size_t n, Tier lower) { return give(self.cold(tier, n, lower)); },
       nb::arg("tier"), nb::arg("n"), nb::arg("lower"));

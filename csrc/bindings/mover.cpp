@@ -21,11 +21,6 @@ namespace {
 using Slots = ArrayIn<std::uint32_t, 2>;
 using Identities = ArrayIn<std::uint8_t, 2>;
 
-std::chrono::nanoseconds seconds(double s) {
-  constexpr double kMost = 1e9;  // 30 years: keeps the sum with a clock in range
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(std::clamp(s, 0.0, kMost) * 1e9));
-}
-
 IoPath io_path(const std::string& io) {
   if (io == "auto") return IoPath::kAuto;
   if (io == "io_uring") return IoPath::kUring;
@@ -187,6 +182,7 @@ void bind_mover(nb::module_& m) {
             return self.wait_slices(ticket, count, seconds(timeout_s));
           },
           nb::arg("ticket"), nb::arg("count"), nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
+      .def("has_reports", &Mover::has_reports)
       .def("reports", &Mover::reports)
       .def("fileno", &Mover::fd)
       .def("arm", &Mover::arm, nb::arg("on") = true)

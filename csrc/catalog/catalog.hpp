@@ -38,6 +38,12 @@ struct Extension {
   std::vector<NodeId> fresh;  // those of them whose pages are new in the tier
 };
 
+// What there is of a chain that will be asked for.
+struct Foreseen {
+  std::vector<NodeId> nodes;  // of its blocks that were looked for
+  std::vector<NodeId> below;  // those of them whose fastest page is in the tier asked about, and which nobody brings up
+};
+
 struct Reservation {
   Ticket ticket = 0;        // 0 when count is 0
   std::size_t count = 0;    // how many of the nodes, from the first
@@ -97,6 +103,11 @@ class Catalog {
   // upkeep.cpp: what goes, what comes back, what may move down
   std::size_t invalidate(const Digest* space, std::uint64_t generation);
   std::size_t drop(Tier tier, Nodes nodes);
+  std::size_t drop_left(Tier tier, Nodes nodes);  // the same, where some of the nodes may have ended
+  // Of the chain's cached prefix the blocks [first, last), kept alive for the request, their pages free to go. Where
+  // `source` is lost, its pages end the prefix.
+  Foreseen foresee(NodeId root, Labels labels, std::size_t first, std::size_t last, Tier source, bool lost,
+                   RequestId request);
   std::vector<NodeId> cold(Tier tier, std::size_t count, Tier lower) const;
   std::vector<NodeId> lacking(Nodes nodes, Tier source, Tier target) const;  // ready in `source`, absent in `target`
   std::vector<bool> restore(Tier tier, Slots slots, const std::uint8_t* identities, std::size_t bytes);
@@ -142,13 +153,13 @@ class Catalog {
     bool cut = false;        // by one that can't be moved
   };
   Run movable(std::span<const Tier> path, Nodes nodes) const;
-  std::size_t reserve_run(std::span<const Tier> path, Nodes nodes, bool backed_only, bool cold, Transfer* transfer,
+  std::size_t reserve_run(std::span<const Tier> path, Nodes nodes, bool backed_only, bool cold, OpenTransfer* transfer,
                           std::uint32_t lease, Slot* slots, std::size_t stride);
   NodeId restore_node(const PageIdentity& head, const std::uint8_t* identity,
                       std::unordered_map<std::string, NodeId>* by_digest);
-  void settle_fillers(const Transfer& transfer, const int* t);
-  void settle_pages(Transfer& transfer, const int* t, std::span<const std::uint8_t> status);
-  bool settle_hop(Transfer& transfer, const int* t, std::size_t hop, std::size_t i, PageStatus now);
+  void settle_fillers(const OpenTransfer& transfer, const int* t);
+  void settle_pages(OpenTransfer& transfer, const int* t, std::span<const std::uint8_t> status);
+  bool settle_hop(OpenTransfer& transfer, const int* t, std::size_t hop, std::size_t i, PageStatus now);
 
   std::string check_leases(std::vector<std::uint32_t>* pins, std::vector<std::uint32_t>* holds) const;
   std::string check_transfers(std::vector<std::uint32_t>* pins) const;

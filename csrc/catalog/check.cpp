@@ -76,7 +76,7 @@ std::string Catalog::check_transfers(std::vector<std::uint32_t>* pins) const {
   const auto tiers = static_cast<std::size_t>(pages_.tiers());
   std::size_t open = 0;
   std::vector<std::size_t> filled(tiers, 0);
-  for (const Transfer& transfer : transfers_.all()) {
+  for (const OpenTransfer& transfer : transfers_.all()) {
     if (transfer.ticket == 0) continue;
     ++open;
     std::size_t pending = 0;
@@ -195,7 +195,7 @@ std::string Pages::check_pages(int t, const std::vector<std::uint32_t>& pins) co
 }
 
 std::string Pages::check_order(int t) const {
-  const Order& order = tiers_[t].order;
+  const EvictionOrder& order = tiers_[t].order;
   std::vector<bool> seen(trie_.max_nodes(), false);
   std::size_t length = 0, evictable = 0;
   NodeId first = kNoNode;

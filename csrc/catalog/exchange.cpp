@@ -53,7 +53,7 @@ Catalog::Run Catalog::movable(std::span<const Tier> path, Nodes nodes) const {
 // The first of the nodes, movable ones, as far as they can be had: their sources pinned, a slot in each owned tier
 // behind them. slots: [path][stride]. Room is made for all of them before the first begins to fill.
 std::size_t Catalog::reserve_run(std::span<const Tier> path, Nodes nodes, bool backed_only, bool cold,
-                                 Transfer* transfer, std::uint32_t lease, Slot* slots, std::size_t stride) {
+                                 OpenTransfer* transfer, std::uint32_t lease, Slot* slots, std::size_t stride) {
   std::size_t count = nodes.size();
   for (const Tier tier : path.subspan(1)) {
     const int t = pages_.index(tier);
@@ -103,7 +103,7 @@ Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId 
   const std::uint32_t lease = request != 0 && last >= 0 ? leases_.get(request) : Leases::kNone;
 
   Reservation reservation;
-  Transfer* transfer = nodes.empty() ? nullptr : transfers_.open();
+  OpenTransfer* transfer = nodes.empty() ? nullptr : transfers_.open();
   if (transfer == nullptr) return reservation;
   const std::size_t stride = nodes.size();
   std::vector<Slot> slots(path.size() * stride);
@@ -137,7 +137,7 @@ Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId 
 }
 
 // The first word on a page's hop counts. True: this was one.
-bool Catalog::settle_hop(Transfer& transfer, const int* t, std::size_t hop, std::size_t i, PageStatus now) {
+bool Catalog::settle_hop(OpenTransfer& transfer, const int* t, std::size_t hop, std::size_t i, PageStatus now) {
   const std::size_t count = transfer.count();
   PageStatus& kept = transfer.status[hop * count + i];
   if (kept != PageStatus::kPending || now == PageStatus::kPending) return false;
@@ -157,7 +157,7 @@ bool Catalog::settle_hop(Transfer& transfer, const int* t, std::size_t hop, std:
 }
 
 // Every page arrived, hop by hop, and this is the first word on all of them: what settle_pages would do, at once.
-void Catalog::settle_fillers(const Transfer& transfer, const int* t) {
+void Catalog::settle_fillers(const OpenTransfer& transfer, const int* t) {
   const Nodes nodes = transfer.nodes;
   for (std::size_t hop = 0; hop < transfer.hops(); ++hop)
     if (t[hop + 1] >= 0)
@@ -166,7 +166,7 @@ void Catalog::settle_fillers(const Transfer& transfer, const int* t) {
     if (t[hop] >= 0) unpin(t[hop], nodes);
 }
 
-void Catalog::settle_pages(Transfer& transfer, const int* t, std::span<const std::uint8_t> status) {
+void Catalog::settle_pages(OpenTransfer& transfer, const int* t, std::span<const std::uint8_t> status) {
   const std::size_t count = transfer.count(), hops = transfer.hops();
   // Tail first: of pages that become evictable together, the beginning of the chain is to go last.
   for (std::size_t i = count; i-- > 0;) {
@@ -194,7 +194,7 @@ bool Catalog::settle(Ticket ticket, std::span<const std::uint8_t> status, std::s
     const auto bad = std::find_if_not(status.begin(), status.end(), known);
     refuse("status: " + std::to_string(*bad) + " is not a PageStatus");
   }
-  Transfer* transfer = transfers_.find(ticket);
+  OpenTransfer* transfer = transfers_.find(ticket);
   if (transfer == nullptr) {
     ++stats_.settled_late;
     return false;
@@ -215,7 +215,7 @@ bool Catalog::settle(Ticket ticket, std::span<const std::uint8_t> status, std::s
 }
 
 bool Catalog::settle_whole(Ticket ticket) {
-  const Transfer* transfer = transfers_.find(ticket);
+  const OpenTransfer* transfer = transfers_.find(ticket);
   const std::size_t hops = transfer == nullptr ? 0 : transfer->hops(),
                     count = transfer == nullptr ? 0 : transfer->count();
   const std::vector<std::uint8_t> ok(hops * count, static_cast<std::uint8_t>(PageStatus::kOk));
@@ -223,7 +223,7 @@ bool Catalog::settle_whole(Ticket ticket) {
 }
 
 bool Catalog::cancel(Ticket ticket) {
-  Transfer* transfer = transfers_.find(ticket);
+  OpenTransfer* transfer = transfers_.find(ticket);
   if (transfer == nullptr) return false;
   for (std::size_t i = transfer->count(); i-- > 0;) {
     for (std::size_t hop = 0; hop < transfer->hops(); ++hop) {

@@ -126,7 +126,7 @@ class Pages {
   // more, or with backed_only, when the next one is not also ready in a lower owned tier. Returns how many.
   template <class Gone>
   std::size_t evict(int t, std::size_t count, bool backed_only, Gone&& gone);
-  const Order& order(int t) const { return tiers_[t].order; }
+  const EvictionOrder& order(int t) const { return tiers_[t].order; }
 
   Usage usage(int t) const;
   std::size_t fillers(int t) const;  // slots that a transfer is filling, counted one by one
@@ -145,7 +145,7 @@ class Pages {
     explicit Pool(std::unique_ptr<Policy> policy) : order(std::move(policy)) {}
     Tier tier;
     Slot capacity;
-    Order order;
+    EvictionOrder order;
     Array<Owner> owners;
     Array<Ticket> tickets;  // the transfer that fills the slot, 0 if none
     Array<Slot> free;       // a stack
@@ -157,7 +157,7 @@ class Pages {
   // Pages on their way into the order, told to it many at a time.
   class Entering {
    public:
-    explicit Entering(Order& order) : order_(order) {}
+    explicit Entering(EvictionOrder& order) : order_(order) {}
     ~Entering() { tell(); }
     Entering(const Entering&) = delete;
     Entering& operator=(const Entering&) = delete;
@@ -170,7 +170,7 @@ class Pages {
     static constexpr std::size_t kMost = 64;
     void tell() { order_.insert(pages_, std::exchange(count_, 0)); }
 
-    Order& order_;
+    EvictionOrder& order_;
     std::size_t count_ = 0;
     NodeId pages_[kMost];
   };

@@ -77,7 +77,7 @@ class Lru final : public Policy {
 
 }  // namespace
 
-void Order::tell() const {
+void EvictionOrder::tell() const {
   const std::size_t count = std::exchange(noted_, 0);
   if (count == 0) return;
   if (change_ == Change::kInsert) policy_->insert(pages_, count);

@@ -33,9 +33,9 @@ std::unique_ptr<Policy> make_policy(std::string_view name, NodeId max_pages);
 
 // One tier's order: a policy behind a buffer. A chain is pinned, let go or touched page by page, and the policy hears
 // of it in batches, before it is asked anything. What it answers is the same.
-class Order {
+class EvictionOrder {
  public:
-  explicit Order(std::unique_ptr<Policy> policy) : policy_(std::move(policy)) {}
+  explicit EvictionOrder(std::unique_ptr<Policy> policy) : policy_(std::move(policy)) {}
 
   void insert(NodeId page) { ++size_, note(Change::kInsert, page); }
   void insert(const NodeId* pages, std::size_t count) {

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "catalog/sha256.hpp"
 #include "catalog/trie.hpp"
+#include "common/sha256.hpp"
 
 namespace kvtier {
 namespace {

@@ -9,7 +9,7 @@
 
 namespace kvtier {
 
-struct Transfer {
+struct OpenTransfer {
   Ticket ticket = 0;  // 0: this entry is free
   std::vector<Tier> path;
   std::vector<NodeId> nodes;
@@ -25,7 +25,7 @@ class Transfers {
   static constexpr std::size_t kMax = 1u << 16;
 
   // nullptr when there are kMax. A ticket is never used twice, so a late word about an old one finds nobody.
-  Transfer* open() {
+  OpenTransfer* open() {
     if (free_.empty()) {
       if (transfers_.size() >= kMax) return nullptr;
       free_.push_back(static_cast<std::uint32_t>(transfers_.size()));
@@ -36,12 +36,12 @@ class Transfers {
     transfers_[index].ticket = (++serial_ << 16) | index;
     return &transfers_[index];
   }
-  Transfer* find(Ticket ticket) {
+  OpenTransfer* find(Ticket ticket) {
     const std::size_t index = ticket & (kMax - 1);
     return ticket != 0 && index < transfers_.size() && transfers_[index].ticket == ticket ? &transfers_[index]
                                                                                           : nullptr;
   }
-  void close(Transfer* transfer) {
+  void close(OpenTransfer* transfer) {
     const auto index = static_cast<std::uint32_t>(transfer->ticket & (kMax - 1));
     transfer->ticket = 0;
     transfer->nodes.clear();
@@ -49,10 +49,10 @@ class Transfers {
     free_.push_back(index);
   }
   std::size_t size() const { return transfers_.size() - free_.size(); }
-  const std::vector<Transfer>& all() const { return transfers_; }
+  const std::vector<OpenTransfer>& all() const { return transfers_; }
 
  private:
-  std::vector<Transfer> transfers_;
+  std::vector<OpenTransfer> transfers_;
   std::vector<std::uint32_t> free_;
   Ticket serial_ = 0;
 };

@@ -1,11 +1,12 @@
 // What goes for good, what comes back after a restart, and what may move down.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 #include <unordered_map>
 
 #include "catalog/catalog.hpp"
-#include "catalog/sha256.hpp"
+#include "common/sha256.hpp"
 
 namespace kvtier {
 namespace {
@@ -48,6 +49,28 @@ std::size_t Catalog::drop(Tier tier, Nodes nodes) {
     ++dropped;
   }
   return dropped;
+}
+
+std::size_t Catalog::drop_left(Tier tier, Nodes nodes) {
+  std::vector<NodeId> left;
+  std::copy_if(nodes.begin(), nodes.end(), std::back_inserter(left), [this](NodeId node) { return trie_.alive(node); });
+  return drop(tier, left);
+}
+
+Foreseen Catalog::foresee(NodeId root, Labels labels, std::size_t first, std::size_t last, Tier source, bool lost,
+                          RequestId request) {
+  const Match found = match({&root, 1}, labels, 0, request, SIZE_MAX);
+  const auto from_source = [&](std::size_t i) { return found.tiers[i] == static_cast<std::uint8_t>(source); };
+  std::size_t reach = 0;
+  while (reach < found.hit && !(lost && from_source(reach))) ++reach;
+  const std::vector<NodeId> nodes = insert(root, labels.first(reach * trie_.label_bytes()), request);
+  let_go(leases_[leases_.find(request)].promise.pages);
+  Foreseen out;
+  for (std::size_t i = first; i < std::min(last, nodes.size()); ++i) {
+    out.nodes.push_back(nodes[i]);
+    if (from_source(i) && found.filling[i] == 0) out.below.push_back(nodes[i]);
+  }
+  return out;
 }
 
 std::vector<NodeId> Catalog::cold(Tier tier, std::size_t count, Tier lower) const {

@@ -99,6 +99,12 @@ std::size_t Mover::poll(std::vector<Completion>* out) {
   return p.scheduler.poll(out);
 }
 
+bool Mover::has_reports() {
+  Parts& p = parts();
+  if (p.io) p.io->look(Clock::now());
+  return p.scheduler.has_reports();
+}
+
 Submit Mover::submit(Order order, std::uintptr_t stream) {
   Parts& p = parts();
   check(order);

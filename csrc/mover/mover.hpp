@@ -59,6 +59,7 @@ class Mover {
     return parts().scheduler.promote(ticket, priority, deadline);
   }
   std::size_t poll(std::vector<Completion>* out);
+  bool has_reports();  // whether poll would tell of anything
   bool wait(std::chrono::nanoseconds timeout, std::uint64_t seen);
   std::uint64_t reports() const { return parts().scheduler.reports(); }
   // Waits until the first `count` slices of a transfer are there; see Scheduler::wait_slices.

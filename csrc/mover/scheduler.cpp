@@ -80,6 +80,12 @@ std::size_t Scheduler::poll(std::vector<Completion>* out) {
   return count;
 }
 
+bool Scheduler::has_reports() {
+  const std::lock_guard lock(mutex_);
+  ledger_.expire(Clock::now());
+  return ledger_.has_reports();
+}
+
 bool Scheduler::wait(Time until, std::uint64_t seen) {
   std::unique_lock lock(mutex_);
   const auto something = [&] { return ledger_.has_reports() || ledger_.reports() != seen; };

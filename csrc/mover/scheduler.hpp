@@ -28,6 +28,7 @@ class Scheduler {
   bool cancel(Ticket ticket);
   bool promote(Ticket ticket, Priority priority, Time deadline);
   std::size_t poll(std::vector<Completion>* out);  // drains, never waits
+  bool has_reports();                              // whether there is something to poll
   // Waits until there is something to poll, or something was reported after `seen` reports (another thread may have
   // polled it already). False: neither by `until`, or before the mover was closed.
   bool wait(Time until, std::uint64_t seen);

@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "catalog/catalog.hpp"
-#include "catalog/sha256.hpp"
+#include "common/sha256.hpp"
 #include "fuzz.hpp"
 
 namespace kvtier::fuzz {

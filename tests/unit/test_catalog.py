@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Literal
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from kvtier.catalog import NO_SLOT, Catalog, PageStatus, Residency, Tier, TierSpec
+from kvtier.content import Content
 
 SPACE = bytes(range(32))
 BLOCK = 4
@@ -20,17 +22,33 @@ def tokens(*blocks: int) -> NDArray[np.uint32]:
     return np.repeat(np.array(blocks, np.uint32), BLOCK)
 
 
-def make(host: int = 8, *, device: int = 0, disk: int = 0, max_nodes: int | None = None) -> Catalog:
+def words(*blocks: int) -> Content:
+    """The same as content."""
+    return Content(tokens(*blocks))
+
+
+def make(
+    host: int = 8,
+    *,
+    device: int = 0,
+    disk: int = 0,
+    max_nodes: int | None = None,
+    labels: Literal["token", "content"] = "token",
+) -> Catalog:
     sizes = [(Tier.DEVICE, device), (Tier.HOST, host), (Tier.DISK, disk)]
     specs = [TierSpec(tier, slots) for tier, slots in sizes if slots]
-    return Catalog(specs, block_size=BLOCK, max_nodes=max_nodes or sum(s.slots for s in specs) + 64)
+    return Catalog(specs, block_size=BLOCK, labels=labels, max_nodes=max_nodes or sum(s.slots for s in specs) + 64)
+
+
+def named(catalog: Catalog, *blocks: int) -> NDArray[np.uint32]:
+    return tokens(*blocks) if catalog.labels == "token" else words(*blocks).whole(BLOCK)
 
 
 def store(catalog: Catalog, request: int, *blocks: int, tier: Tier = Tier.HOST) -> NDArray[np.uint32]:
     """Cache a chain as a running request does, and let go of it."""
-    root = catalog.root(SPACE)
-    hit = catalog.match([root], tokens(*blocks), 0, request).hit
-    nodes = catalog.insert(root, tokens(*blocks), request)
+    root, labels = catalog.root(SPACE), named(catalog, *blocks)
+    hit = catalog.match([root], labels, 0, request).hit
+    nodes = catalog.insert(root, labels, request)
     slots = catalog.take(tier, len(blocks) - hit, request)
     catalog.adopt(tier, nodes[hit : hit + slots.size], slots, request)
     catalog.release(request)
@@ -39,7 +57,7 @@ def store(catalog: Catalog, request: int, *blocks: int, tier: Tier = Tier.HOST) 
 
 
 def hit(catalog: Catalog, *blocks: int) -> int:
-    return sum(catalog.peek([catalog.root(SPACE)], tokens(*blocks)))
+    return sum(catalog.peek([catalog.root(SPACE)], named(catalog, *blocks)))
 
 
 def statuses(hops: int, count: int, value: int = OK) -> NDArray[np.uint8]:
@@ -360,24 +378,26 @@ def test_only_the_owner_can_give_back_or_adopt_a_private_slot() -> None:
 @pytest.mark.parametrize("present", [0, 1, 2])
 def test_extending_a_chain_is_inserting_and_adopting_it(present: int) -> None:
     """Of what is there already the private slots stay private; where the catalog is full, a prefix is extended."""
-    catalog = make()
+    catalog = make(labels="content")
     root = catalog.root(SPACE)
-    held = store(catalog, 1, 1, 2)[:present]
+    held = store(catalog, 1, 1, 2)[:present].tolist()
     catalog.drop(Tier.HOST, store(catalog, 1, 1, 2)[present:])
     slots = catalog.take(Tier.HOST, 3, 2)
-    with pytest.raises(ValueError, match="slots: 2 given for 3 blocks"):
-        catalog.extend(root, tokens(1, 2, 3).tobytes(), Tier.HOST, slots[:2], 2)
+    with pytest.raises(ValueError, match="table: it has fewer slots"):
+        catalog.extend(root, words(1, 2, 3), 0, 3, Tier.HOST, slots[:2], 2)
+    with pytest.raises(ValueError, match="of 4 tokens given; 8 tokens are known"):
+        catalog.extend(root, words(1, 2), 0, 3, Tier.HOST, slots, 2)
     with pytest.raises(ValueError, match="not a private slot of this request"):
-        catalog.extend(root, tokens(1, 2, 3).tobytes(), Tier.HOST, slots, 3)
+        catalog.extend(root, words(1, 2, 3), 0, 3, Tier.HOST, slots, 3)
     assert hit(catalog, 1, 2, 3) == present  # nothing was done
-    nodes, fresh = catalog.extend(root, tokens(1, 2, 3).tobytes(), Tier.HOST, slots, 2)
-    assert nodes[:present].tolist() == held.tolist()
-    assert fresh.tolist() == nodes[present:].tolist()
+    nodes, fresh = catalog.extend(root, words(1, 2, 3), 0, 3, Tier.HOST, slots, 2)
+    assert nodes[:present] == held
+    assert fresh == nodes[present:]
     assert catalog.state(nodes)[0][present:, Tier.HOST].tolist() == slots[present:].tolist()
     assert hit(catalog, 1, 2, 3) == 3
     catalog.check()
     longer = catalog.lengthen(slots, Tier.HOST, 1, 2)
-    more, _ = catalog.extend(int(nodes[-1]), tokens(4).tobytes(), Tier.HOST, longer[3:], 2)
+    more, _ = catalog.extend(nodes[-1], words(1, 2, 3, 4), 3, 4, Tier.HOST, longer, 2)
     assert catalog.state(more)[0][:, Tier.HOST].tolist() == longer[3:].tolist()
     assert longer[:3].tolist() == slots.tolist()
     assert catalog.lengthen(slots, Tier.HOST, 99, 2).tolist() == slots.tolist()  # no room, and nothing was taken
@@ -387,11 +407,11 @@ def test_extending_a_chain_is_inserting_and_adopting_it(present: int) -> None:
 
 
 def test_a_full_catalog_extends_a_prefix() -> None:
-    catalog = make(max_nodes=9)
+    catalog = make(max_nodes=9, labels="content")
     root = catalog.root(SPACE)
-    catalog.insert(root, tokens(*range(11, 18)), 1)
+    catalog.insert(root, named(catalog, *range(11, 18)), 1)
     slots = catalog.take(Tier.HOST, 3, 2)
-    nodes, fresh = catalog.extend(root, tokens(1, 2, 3).tobytes(), Tier.HOST, slots, 2)
+    nodes, fresh = catalog.extend(root, words(1, 2, 3), 0, 3, Tier.HOST, slots, 2)
     assert 1 <= len(nodes) == len(fresh) < 3
     assert hit(catalog, 1, 2, 3) == len(nodes)
     catalog.check()
@@ -405,6 +425,37 @@ def test_lacking_pages_are_ready_above_and_absent_below() -> None:
     catalog.reserve([Tier.HOST, Tier.DISK], moving)
     catalog.drop(Tier.HOST, nodes[3:])
     assert catalog.lacking(nodes, Tier.HOST, Tier.DISK).tolist() == nodes[2:3].tolist()
+
+
+def test_foreseeing_keeps_nodes_alive_and_leaves_their_pages_free_to_go() -> None:
+    """Of six blocks the first two are in host memory too, the third is being brought there, the last is not cached."""
+    catalog = make(8, disk=8, labels="content")
+    root = catalog.root(SPACE)
+    nodes = store(catalog, 1, 1, 2, 3, 4, 5)
+    catalog.settle_whole(catalog.reserve([Tier.HOST, Tier.DISK], nodes).ticket)
+    assert catalog.drop_left(Tier.HOST, nodes[2:]) == 3
+    assert catalog.reserve([Tier.DISK, Tier.HOST], nodes[2:3]).count == 1
+    content = words(1, 2, 3, 4, 5, 6)
+    found, below = catalog.foresee(root, content, 0, None, Tier.DISK, False, 7)
+    assert found.tolist() == nodes.tolist()
+    assert below.tolist() == nodes[3:].tolist()
+    found, below = catalog.foresee(root, content, 1, 4, Tier.DISK, False, 7)  # again, and part of it
+    assert (found.tolist(), below.tolist()) == (nodes[1:4].tolist(), nodes[3:4].tolist())
+    found, below = catalog.foresee(root, content, 0, None, Tier.DISK, True, 8)
+    assert (found.tolist(), below.tolist()) == (nodes[:2].tolist(), [])
+    assert catalog.drop(Tier.DISK, nodes) == 4  # all but the one that is read
+    assert catalog.stats()["nodes"] == 5
+    catalog.release(7)
+    with pytest.raises(ValueError, match="is not a node"):
+        catalog.drop(Tier.DISK, nodes)
+    assert catalog.drop_left(Tier.HOST, nodes) == 2
+    catalog.check()
+
+
+def test_content_is_no_label_of_a_catalog_of_other_ones() -> None:
+    catalog = make()
+    with pytest.raises(ValueError, match="content: this catalog's labels of 16 bytes are not of it"):
+        catalog.foresee(catalog.root(SPACE), words(1), 0, None, Tier.HOST, False, 1)
 
 
 def test_settling_as_a_whole_is_settling_with_ok() -> None:
@@ -424,7 +475,7 @@ def test_settling_as_a_whole_is_settling_with_ok() -> None:
 
 def test_arrays_of_another_kind_are_refused_by_the_native_calls() -> None:
     """What is behind the typed face takes arrays by their bytes, so it must not take other ones for them."""
-    native = make()._native
+    native = make().native
     good = np.zeros(2, np.uint32)
     assert native.state(good)[0].shape == (2, 4)
     for bad in (good.astype(np.int32), good.astype(np.uint64), good.astype(np.float32), good.reshape(1, 2),

@@ -7,34 +7,89 @@ import pytest
 
 from kvtier import gathering
 from kvtier.catalog import Tier
+from kvtier.content import Content
 from kvtier.gathering import Gathering
+from kvtier.sequence import Sequence, Tail
 from tests.unit.test_load_policy import BLOCK, Engine
 
 
-def blocks(*numbers):
-    return np.array(numbers, np.uint32)
+class Below:
+    """Stands for the catalog and the write policy, and says what they were told."""
+
+    def __init__(self, page_bytes):
+        self.told = []
+        self.gathering = Gathering(self, self, page_bytes)
+
+    def index(self, sequence, blocks):
+        nodes = list(range(sequence.cached, blocks))
+        sequence.cached = blocks
+        return nodes
+
+    def on_computed(self, nodes):
+        self.told.append(nodes.tolist())
 
 
-def test_blocks_are_ordered_together_when_they_are_many_or_have_waited_some_steps():
-    waiting = Gathering(4096)
-    assert not len(waiting.step())
-    assert not len(waiting.add(blocks(1, 2)))
-    assert waiting.add(blocks(*range(3, 10))).tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert not len(waiting.add(blocks(10)))
-    steps = [waiting.step().tolist() for _ in range(gathering._STEPS)]
-    assert steps == [[]] * (gathering._STEPS - 1) + [[10]]
-    assert not len(waiting.take())
+def sequence(request=1):
+    return Sequence(f"r{request}", request, b"", Content())
 
 
-def test_large_blocks_wait_for_nobody():
-    assert Gathering(gathering._BYTES).add(blocks(7)).tolist() == [7]
+def test_blocks_are_told_together_when_they_are_many_or_have_waited_some_steps():
+    below, one, other = Below(4096), sequence(1), sequence(2)
+    gathered = below.gathering
+    gathered.add(one, 2)
+    gathered.add(one, 2)  # said again
+    gathered.add(other, 5)
+    assert not below.told
+    gathered.add(one, 3)
+    assert below.told == [[0, 1, 2, 0, 1, 2, 3, 4]]
+    gathered.add(other, 6)
+    for _ in range(gathering._STEPS - 1):
+        gathered.step()
+    assert len(below.told) == 1
+    gathered.step()
+    assert below.told[1:] == [[5]]
+    gathered.flush()
+    assert len(below.told) == 2
+    assert not gathered.waiting
+
+
+def test_large_blocks_and_those_before_a_tail_wait_for_nobody():
+    below = Below(gathering._BYTES)
+    below.gathering.add(sequence(), 1)
+    small, racing = Below(4096), sequence()
+    racing.tail = Tail(np.arange(4, dtype=np.uint32))
+    small.gathering.add(racing, 1)
+    assert below.told == small.told == [[0]]
+
+
+LOOKS = {
+    "get_computed_blocks": lambda m, tokens: m.get_computed_blocks("b", tokens).num_tokens == 2 * BLOCK,
+    "locate": lambda m, tokens: m.locate(tokens) == {"device": 2 * BLOCK},
+    "num_computed_tokens": lambda m, tokens: m.num_computed_tokens("a") == 2 * BLOCK,
+    "prefetch": lambda m, tokens: m.prefetch(tokens).found == 2 * BLOCK // BLOCK,
+    "stats": lambda m, tokens: m.stats().slots["device"]["ready"] == 2 * BLOCK // BLOCK,
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
+def test_whoever_looks_finds_what_waits(namespace, look):
+    engine = Engine(namespace)
+    manager, tokens = engine.manager, engine.tokens(1, 2)
+    manager._gathering._most = 8
+    manager.get_computed_blocks("a", tokens)
+    manager.allocate_slots("a", len(tokens))
+    manager.cache_blocks("a", 2 * BLOCK)
+    assert manager._gathering.waiting
+    assert look(manager, tokens)
+    manager.flush()
+    manager.catalog.check()
 
 
 @pytest.mark.parametrize("how", ["free", "flush", "steps", "preempt"])
 def test_what_waits_is_stored_before_nothing_holds_it(namespace, how):
     engine = Engine(namespace)
-    engine.manager.placement._computed = Gathering(4096)  # small blocks
     manager, tokens = engine.manager, engine.tokens(1, 2)
+    manager._gathering._most = 8  # as of small blocks
     manager.get_computed_blocks("a", tokens)
     manager.allocate_slots("a", len(tokens))
     manager.cache_blocks("a", 2 * BLOCK)

@@ -15,17 +15,19 @@ LINES: list[list[str]] = [
     ["lab", "connectors"],
     ["manager", "offload", "keyed"],
     ["loading", "prefetch"],
+    ["gathering"],
     ["plane", "relay", "stats", "lookup", "policy", "tail"],
     ["probe"],
     ["placement", "sequence", "foreign"],
     ["choice", "profile", "ways"],
+    ["orders"],
     ["catalog", "costmodel", "mover", "journal"],
     ["tiers.copy_paths"],
     ["tiers.copy_ends"],
     ["tiers.device", "tiers.host", "tiers.disk", "tiers.remote"],
     ["tiers.cuda"],
     ["tiers"],
-    ["messages", "fit", "layers", "gathering"],
+    ["messages", "fit", "layers"],
     ["geometry", "namespace", "content", "config", "budget", "arguments"],
     ["enums"],
     ["_core", ""],  # "" is kvtier/__init__.py, which imports by name only
@@ -35,17 +37,21 @@ FORBIDDEN = {"sim": {"tiers", "tiers.device", "tiers.host", "tiers.disk", "mover
 
 INCLUDES = {
     "common": {"common"},
+    "content": {"common", "content"},
     "catalog": {"common", "catalog"},
     "copy": {"common", "copy"},
     "io": {"common", "io"},
     "mover": {"common", "copy", "io", "mover"},
+    "orders": {"catalog", "common", "mover", "orders"},
     "cuda": {"common", "copy", "cuda", "mover"},  # of the mover its words for a device, no more
 }
 SYSTEM_FORBIDDEN = {  # no I/O, no CUDA, no Python types in the catalog; no Python anywhere below the bindings
     "catalog": r"nanobind|Python\.h|cuda|fstream|iostream|fcntl|unistd|sys/|linux/|thread|mutex",
+    "content": r"nanobind|Python\.h|cuda",
     "copy": r"nanobind|Python\.h",
     "io": r"nanobind|Python\.h|cuda",
     "mover": r"nanobind|Python\.h|cuda",
+    "orders": r"nanobind|Python\.h|cuda",
     "cuda": r"nanobind|Python\.h|cuda\.h|cuda_runtime|io/",  # built without a toolkit
     "common": r"nanobind|Python\.h|cuda",
 }

@@ -15,6 +15,7 @@ from kvtier.manager import CacheManager
 from kvtier.messages import Completion
 from kvtier.namespace import chain_digests
 from kvtier.placement import SPILL
+from kvtier.plane import LocalDataPlane
 from kvtier.sim.plane import SimulatedPlane
 from kvtier.tiers.device import DevicePool
 
@@ -30,12 +31,14 @@ def geometry():
 class Rig:
     """A manager over a NumPy device pool, and an engine whose "KV" of a block depends on all tokens up to its end."""
 
-    def __init__(self, geometry, namespace, disk=None, device_slots=32, **config):
+    def __init__(self, geometry, namespace, disk=None, device_slots=32, *, by_message=False, **config):
         self.pool = DevicePool.allocate(geometry, device_slots)
         config = {"block_size": BLOCK, "host": {"size": 64 * self.pool.page_bytes}} | config
         if disk is not None:
             config["disk"] = {"path": str(disk), "size": "64MiB"} | config.get("disk", {})
-        self.manager = CacheManager(CacheConfig(**config), geometry, namespace, self.pool)
+        config = CacheConfig(**config)
+        plane = LocalDataPlane(config, geometry, self.pool) if by_message else None
+        self.manager = CacheManager(config, geometry, namespace, self.pool, plane=plane)
 
     def page(self, tokens, block):
         key = hash(tuple(tokens[: (block + 1) * BLOCK])) & 0xFFFFFFFF
@@ -79,6 +82,14 @@ class Rig:
 @pytest.fixture
 def rig(geometry, namespace, tmp_path):
     rig = Rig(geometry, namespace, tmp_path)
+    yield rig
+    rig.manager.close()
+
+
+@pytest.fixture
+def message_rig(geometry, namespace, tmp_path):
+    """Whose transfers are messages, as to another process."""
+    rig = Rig(geometry, namespace, tmp_path, by_message=True)
     yield rig
     rig.manager.close()
 
@@ -421,7 +432,8 @@ def test_no_load_is_waited_for_after_its_deadline(geometry, namespace):
     manager.catalog.check()
 
 
-def test_nothing_stays_reserved_for_a_transfer_that_could_not_be_submitted(rig, monkeypatch):
+def test_nothing_stays_reserved_for_a_transfer_that_could_not_be_submitted(message_rig, monkeypatch):
+    rig = message_rig
     rig.run("a", PROMPT)
     rig.evict(Tier.DEVICE)
     rig.manager.get_computed_blocks("b", PROMPT)
@@ -445,7 +457,7 @@ def test_a_disk_out_of_service_takes_part_in_nothing(rig):
     placement.disk_offline = True
     hint = rig.manager.prefetch(PROMPT)
     assert (hint.found, hint.staged, hint.ticket) == (0, 0, 0)
-    placement._ahead, placement._low, placement._high = [SPILL], 1.0, 1.0
+    placement.ahead, placement._low, placement._high = [SPILL], 1.0, 1.0
     rig.run("b", list(range(900, 900 + 4 * BLOCK)))
     assert rig.manager.flush()
     dropped = rig.manager.stats().stores_dropped
@@ -514,9 +526,10 @@ def test_poll_waits_for_nothing_that_will_not_come(rig, monkeypatch):
     assert waited == [0]
 
 
-def test_one_write_that_hangs_does_not_end_copying_ahead(rig, monkeypatch):
+def test_one_write_that_hangs_does_not_end_copying_ahead(message_rig, monkeypatch):
+    rig = message_rig
     placement, plane = rig.manager.placement, rig.manager.plane
-    placement._ahead, placement._low, placement._high = [SPILL], 1.0, 1.0
+    placement.ahead, placement._low, placement._high = [SPILL], 1.0, 1.0
     spills, submit = [], plane.submit
     monkeypatch.setattr(plane, "submit", lambda t: spills.append(t) or True if t.path == SPILL else submit(t))
     rig.run("a", PROMPT)

@@ -67,7 +67,7 @@ def test_transfers_finish_while_the_main_thread_holds_the_gil(tmp_path: Path, se
                 tickets.append(r.submit((DISK, HOST, DEVICE), [places, places, places], range(first, first + 4)))
             long.sort()  # one native call; it never lets go of the GIL
             ended = time.monotonic()
-            reports = r.mover._native.reports  # read after the call, without letting anything run in between
+            reports = r.mover.native.reports  # read after the call, without letting anything run in between
             done = {c.ticket: c for c in r.mover.poll()}
             if set(tickets) <= set(done):
                 break
@@ -150,7 +150,7 @@ def test_wait_lets_other_threads_run(tmp_path: Path) -> None:
 
 def test_the_eventfd_is_written_only_when_armed(tmp_path: Path) -> None:
     with rig(tmp_path) as r:
-        native = r.mover._native
+        native = r.mover.native
 
         def readable() -> bool:
             return bool(select.select([native.fileno()], [], [], 0)[0])

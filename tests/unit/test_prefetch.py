@@ -225,15 +225,15 @@ def test_demand_is_served_before_what_is_brought_ahead(engine):
 
 
 def test_however_many_hints_there_are_a_step_looks_for_few(engine, monkeypatch):
-    manager, match = engine.manager, engine.manager.catalog.match
+    manager, foresee = engine.manager, engine.manager.catalog.foresee
     looked, dropped = [], []
     give_up = manager._prefetcher._give_up
 
     def count(*args):
         looked.append(args)
-        return match(*args)
+        return foresee(*args)
 
-    monkeypatch.setattr(manager.catalog, "match", count)
+    monkeypatch.setattr(manager.catalog, "foresee", count)
     monkeypatch.setattr(manager._prefetcher, "_give_up", lambda expected: (dropped.append(expected), give_up(expected)))
     for number in range(300):  # of the same pages: there is nothing to wait for between two of them
         manager.expect(f"e{number}", engine.tokens(1 + number % 2), 0.1)

@@ -1,0 +1,50 @@
+// Orders: where the catalog and the mover of one process meet. What both planes say to each other by messages
+// elsewhere (kvtier/messages.py: Transfer, Completion) is a call here; neither room knows the other, nor this one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "catalog/catalog.hpp"
+#include "mover/mover.hpp"
+
+namespace kvtier {
+
+// Pages that are to be moved; see Catalog::reserve and Order.
+struct Wish {
+  std::span<const Tier> path;
+  std::span<const NodeId> nodes;
+  RequestId request = 0;
+  bool backed_only = false;
+  bool cold = false;
+  Priority priority = Priority::kDemand;
+  Time deadline = kNever;
+  std::span<const std::size_t> cuts;
+  std::uintptr_t stream = 0;
+};
+
+struct Issued {
+  Ticket ticket = 0;      // 0: nothing moves
+  std::size_t count = 0;  // of the nodes, from the first, that move; of those that were refused where nothing does
+};
+
+class Orders {
+ public:
+  // Both must outlive this; all calls from the one thread that calls the catalog.
+  Orders(Catalog& catalog, Mover& mover) : catalog_(catalog), mover_(mover) {}
+
+  // Reserves slots for as many of the pages as can be had and has them moved. What the mover refuses (`refuse`: this
+  // was decided already), or throws for, leaves no ticket open and no page filling. Throws std::invalid_argument.
+  Issued issue(const Wish& wish, bool refuse = false);
+
+ private:
+  void take_back(const Reservation& reservation, std::size_t hops);
+
+  Catalog& catalog_;
+  Mover& mover_;
+  std::vector<std::uint8_t> identities_;  // of the order being made; kept, so that a steady state allocates nothing
+};
+
+}  // namespace kvtier

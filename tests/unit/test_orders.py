@@ -1,0 +1,161 @@
+"""An order is one native call where the data plane is this process's own, and a message elsewhere: both do the same."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from kvtier import CacheConfig
+from kvtier.catalog import Catalog, Tier, TierSpec
+from kvtier.content import Content, label_bytes
+from kvtier.geometry import KVGeometry
+from kvtier.messages import Priority
+from kvtier.orders import DirectOrders, OrdersByMessage
+from kvtier.plane import LocalDataPlane
+from kvtier.tiers.device import DevicePool
+
+BLOCK = 4
+PATHS = [
+    (Tier.DEVICE, Tier.HOST),
+    (Tier.HOST, Tier.DISK),
+    (Tier.HOST, Tier.DEVICE),
+    (Tier.DISK, Tier.HOST),
+    (Tier.DISK, Tier.HOST, Tier.DEVICE),
+]
+
+
+class Side:
+    """A catalog and a data plane, and orders from the one to the other."""
+
+    def __init__(self, path, kind, **mover):
+        geometry = KVGeometry.named("smollm2-135m", block_size=BLOCK)
+        pool = DevicePool.allocate(geometry, 24)
+        config = CacheConfig(
+            block_size=BLOCK,
+            host={"size": 16 * pool.page_bytes},
+            disk={"path": str(path), "size": "16MiB"},
+            mover=mover,
+        )
+        self.pool = pool
+        self.plane = LocalDataPlane(config, geometry, pool, label_bytes=label_bytes(BLOCK))
+        hello = self.plane.hello()
+        slots = {tier: min(24, hello.capacity[tier]) for tier in sorted(hello.capacity)}
+        specs = [TierSpec(tier, count) for tier, count in slots.items()]
+        self.catalog = Catalog(specs, block_size=BLOCK, labels="content", max_nodes=200)
+        below = self.plane.mover if kind is DirectOrders else self.plane
+        self.orders = kind(self.catalog, below)
+        self.root = self.catalog.root(bytes(32))
+
+    def compute(self, request, chain, byte):
+        """Blocks of a new chain, with bytes of their own; returns their nodes."""
+        content = Content([chain] * (6 * BLOCK))
+        table = self.catalog.take(Tier.DEVICE, 6, request)
+        for slot in table:
+            self.pool.write_page(int(slot), np.full(self.pool.payload_bytes, byte, np.uint8))
+        nodes, _ = self.catalog.extend(self.root, content, 0, len(table), Tier.DEVICE, table, request)
+        self.catalog.release(request)
+        return np.array(nodes, np.uint32)
+
+    def settle(self):
+        """Wait for all that is under way; returns what became of it."""
+        said = []
+        while self.plane.pending():
+            self.plane.wait(1.0)
+            for done in self.plane.poll():
+                said.append((done.ticket, done.final, done.status.tolist(), [hop.lane for hop in done.hops]))
+                self.catalog.settle(done.ticket, done.status)
+        self.catalog.check()
+        return sorted(said, key=str)
+
+    def state(self):
+        return [part.tolist() for tier in (0, 1, 2) for part in self.catalog.contents(Tier(tier))], self.catalog.stats()
+
+    def close(self):
+        self.plane.close()
+
+
+@pytest.fixture(params=[{}, {"queue_pages": 4}], ids=["", "short queues"])
+def sides(request, tmp_path):
+    (tmp_path / "direct").mkdir()
+    (tmp_path / "message").mkdir()
+    both = [
+        Side(tmp_path / "direct", DirectOrders, **request.param),
+        Side(tmp_path / "message", OrdersByMessage, **request.param),
+    ]
+    yield both
+    for side in both:
+        side.close()
+
+
+def test_both_kinds_of_orders_do_the_same(sides, seed):
+    rng = random.Random(seed)
+    chains = []
+    moved = refused = 0
+    for turn in range(60):
+        if turn % 6 == 0:
+            chains.append([side.compute(turn + 2, turn + 1, turn) for side in sides])
+            assert chains[-1][0].tolist() == chains[-1][1].tolist()
+        first, last = sorted((rng.randrange(6), rng.randrange(7)))
+        chain = rng.choice(chains)[0][first:last]
+        alive = [node for node in chain.tolist() if sides[0].catalog.state([node])[1].any()]
+        nodes, path = np.array(alive, np.uint32), rng.choice(PATHS)
+        request = rng.choice([0, 500 + turn])
+        wish = (path, nodes, request, rng.choice(list(Priority)), 0.0)
+        options = {"backed_only": rng.random() < 0.3, "cold": rng.random() < 0.2}
+        issued = [side.orders.issue(*wish, **options) for side in sides]
+        assert issued[0] == issued[1], f"seed {seed}"
+        moved += bool(issued[0][0])
+        refused += not issued[0][0] and issued[0][1] > 0
+        said = [side.settle() for side in sides]
+        assert said[0] == said[1], f"seed {seed}"
+        for side in sides:
+            side.catalog.release(request) if request else None
+        assert sides[0].state() == sides[1].state(), f"seed {seed}"
+    assert moved > 5
+    assert refused or not sides[0].plane.mover.stats()["pending"]
+    pages = [[side.pool.read_page(slot).tobytes() for slot in range(24)] for side in sides]
+    assert pages[0] == pages[1], f"seed {seed}"
+
+
+@pytest.mark.parametrize("how", ["raises", "closed", "crowded"])
+def test_no_ticket_stays_open_that_the_data_plane_did_not_take(sides, how, monkeypatch):
+    monkeypatch.setattr("kvtier.mover.INBOX_LIMIT", 0 if how == "crowded" else 4096)
+    for side in sides:
+        nodes = side.compute(2, 1, 9)[:3]
+        before = side.catalog.usage(Tier.HOST)
+        if how == "closed":
+            side.plane.mover.close()
+        if how == "raises":
+            with pytest.raises(ValueError, match="priority = 9"):
+                side.orders.issue(PATHS[0], nodes, 0, 9, 0.0)
+        else:
+            assert side.orders.issue(PATHS[0], nodes, 0, Priority.DEMAND, 0.0) == (0, 3)
+        assert side.catalog.stats()["transfers"] == 0
+        assert side.catalog.usage(Tier.HOST) == before
+        side.catalog.check()
+
+
+def test_an_order_of_nothing_or_of_strange_nodes_changes_nothing(sides):
+    for side in sides:
+        assert side.orders.issue(PATHS[0], np.empty(0, np.uint32), 0, Priority.DEMAND, 0.0) == (0, 0)
+        with pytest.raises(ValueError, match="is not a node"):
+            side.orders.issue(PATHS[0], np.array([7], np.uint32), 0, Priority.DEMAND, 0.0)
+        with pytest.raises(ValueError, match="path"):
+            side.orders.issue((Tier.HOST,), np.empty(0, np.uint32), 0, Priority.DEMAND, 0.0)
+        side.catalog.check()
+
+
+def test_an_order_in_slices_is_one_by_either_way(sides):
+    said = []
+    for side in sides:
+        nodes = side.compute(2, 1, 9)[:3]
+        side.orders.issue(PATHS[0], nodes, 0, Priority.BACKGROUND, 0.0)
+        side.settle()
+        side.catalog.drop(Tier.DEVICE, nodes)
+        cuts = (side.pool.payload_bytes // 32 * 16, side.pool.payload_bytes)
+        ticket, count = side.orders.issue(PATHS[2], nodes, 3, Priority.DEMAND, 0.0, cuts=cuts)
+        assert count == min(3, 3 if ticket else count)
+        said.append((ticket, side.settle()))
+    assert said[0] == said[1]
