@@ -311,8 +311,8 @@ class Prefetcher:
         return max(1, size // self._costs.page_bytes)
 
     def _find(self, expected: _Expected) -> Slots:
-        """The nodes of its blocks that are on disk only, kept alive for it. Pages stay evictable: only what is brought
-        for the hint is pinned for it."""
+        """The nodes of its blocks that are on disk only, kept alive for it. Only what is brought for the hint is pinned
+        for it, and it is no use of what is in host memory: a wrong one would keep that there in the place of others."""
         root = self._lookup.root(expected.space)
         if root is None:
             return np.empty(0, np.uint32)

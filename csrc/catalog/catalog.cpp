@@ -94,9 +94,9 @@ std::size_t Catalog::walk(NodeId root, Labels labels, std::size_t limit) {
   return trie_.walk(root, labels.data(), count, path_.data());
 }
 
-// Pins the blocks [start, found) of the walked path, as far as they are ready somewhere. True: some are also ready in a
-// tier below the one that serves them.
-bool Catalog::promise_pages(std::size_t start, std::size_t found, Match* match, Promise* promise) {
+// The blocks [start, found) of the walked path, as far as they are ready somewhere; their tiers are indices. True: some
+// are also ready in a tier below the one that serves them.
+bool Catalog::find_pages(std::size_t start, std::size_t found, Match* match) const {
   const std::size_t most = found - start;
   const NodeId* const nodes = path_.data() + start;
   match->tiers.resize(most);
@@ -125,11 +125,18 @@ bool Catalog::promise_pages(std::size_t start, std::size_t found, Match* match, 
   match->slots.resize(count);
   match->filling.resize(count);
   match->hit = static_cast<std::uint32_t>(start + count);
+  return copies;
+}
+
+// The same, pinned where they are found.
+bool Catalog::promise_pages(std::size_t start, std::size_t found, Match* match, Promise* promise) {
+  const bool copies = find_pages(start, found, match);
   promise->pages = {match->nodes, match->tiers};
-  for (std::size_t first = 0, end = 0; first < count; first = end) {  // a run of one tier at a time
+  std::uint8_t* const served_by = match->tiers.data();
+  for (std::size_t first = 0, end = 0; first < match->nodes.size(); first = end) {  // a run of one tier at a time
     const std::uint8_t t = served_by[first];
-    while (end < count && served_by[end] == t) ++end;
-    pages_.pin(t, nodes + first, end - first);
+    while (end < match->nodes.size() && served_by[end] == t) ++end;
+    pages_.pin(t, match->nodes.data() + first, end - first);
     std::fill(served_by + first, served_by + end, static_cast<std::uint8_t>(pages_.tier(t)));
   }
   return copies;
@@ -191,6 +198,17 @@ bool Catalog::leases_node(const Lease& lease, NodeId node) const {
          holds(lease.promise.loads.nodes);
 }
 
+void Catalog::hold(Lease& lease, Nodes nodes) {
+  if (nodes.empty()) return;
+  // A request that inserts its chain again, longer, does not hold its beginning twice.
+  const std::size_t held = lease.holds.size();
+  std::size_t from = 0, shift = held == 0 ? 0 : trie_.position(nodes[0]) - trie_.position(lease.holds[0]);
+  while (from < nodes.size() && shift < held && lease.holds[shift] == nodes[from]) ++from, ++shift;
+  const Nodes fresh = nodes.subspan(from);
+  for (const NodeId node : fresh) trie_.hold(node);
+  lease.holds.insert(lease.holds.end(), fresh.begin(), fresh.end());
+}
+
 std::vector<NodeId> Catalog::insert(NodeId parent, Labels labels, RequestId request) {
   const std::size_t count = count_labels(labels);
   if (is_root(parent)) {
@@ -203,23 +221,13 @@ std::vector<NodeId> Catalog::insert(NodeId parent, Labels labels, RequestId requ
   }
   Lease& lease = leases_[leases_.get(request)];
   std::vector<NodeId> nodes(count);
-  const auto hold = [&](std::size_t from, std::size_t to) {
-    if (from == to) return;
-    // A request that inserts its chain again, longer, does not hold its beginning twice.
-    const std::size_t held = lease.holds.size();
-    std::size_t shift = held == 0 ? 0 : trie_.position(nodes[from]) - trie_.position(lease.holds[0]);
-    while (from < to && shift < held && lease.holds[shift] == nodes[from]) ++from, ++shift;
-    for (std::size_t i = from; i < to; ++i) trie_.hold(nodes[i]);
-    lease.holds.insert(lease.holds.end(), nodes.begin() + static_cast<std::ptrdiff_t>(from),
-                       nodes.begin() + static_cast<std::ptrdiff_t>(to));
-  };
   const std::size_t found = trie_.walk(parent, labels.data(), count, nodes.data());
-  hold(0, found);
+  hold(lease, Nodes(nodes).first(found));
   if (trie_.free_nodes() < count - found) prune();
   const NodeId last = found == 0 ? parent : nodes[found - 1];
   const std::size_t made =
       found + trie_.create(last, labels.data() + found * trie_.label_bytes(), count - found, nodes.data() + found);
-  hold(found, made);
+  hold(lease, Nodes(nodes).subspan(found, made - found));
   nodes.resize(made);
   return nodes;
 }

@@ -139,6 +139,8 @@ class Catalog {
   void reap_pageless(NodeId node);
   void prune();
 
+  void hold(Lease& lease, Nodes nodes);  // the rest of a chain that it may hold the beginning of
+  bool find_pages(std::size_t start, std::size_t found, Match* match) const;
   bool promise_pages(std::size_t start, std::size_t found, Match* match, Promise* promise);
   void let_go(Pins& pins);
   void unpin(int t, Nodes nodes) {  // and what nothing keeps any more

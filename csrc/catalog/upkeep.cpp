@@ -59,12 +59,15 @@ std::size_t Catalog::drop_left(Tier tier, Nodes nodes) {
 
 Foreseen Catalog::foresee(NodeId root, Labels labels, std::size_t first, std::size_t last, Tier source, bool lost,
                           RequestId request) {
-  const Match found = match({&root, 1}, labels, 0, request, SIZE_MAX);
-  const auto from_source = [&](std::size_t i) { return found.tiers[i] == static_cast<std::uint8_t>(source); };
+  trie_.root_of(root);
+  Match found;
+  find_pages(0, walk(root, labels, SIZE_MAX), &found);
+  const int from = pages_.index(source);
+  const auto from_source = [&](std::size_t i) { return found.tiers[i] == from; };
   std::size_t reach = 0;
   while (reach < found.hit && !(lost && from_source(reach))) ++reach;
-  const std::vector<NodeId> nodes = insert(root, labels.first(reach * trie_.label_bytes()), request);
-  let_go(leases_[leases_.find(request)].promise.pages);
+  const Nodes nodes = Nodes(found.nodes).first(reach);
+  hold(leases_[leases_.get(request)], nodes);
   Foreseen out;
   for (std::size_t i = first; i < std::min(last, nodes.size()); ++i) {
     out.nodes.push_back(nodes[i]);

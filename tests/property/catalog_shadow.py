@@ -207,10 +207,15 @@ class Shadow:
 
     # --- what must always hold ---
 
-    def verify(self) -> None:
-        self.catalog.check()
+    def forget_the_dead(self) -> None:
+        """A node that has ended may be another block's now."""
         alive = self.alive()
         self.nodes = {key: node for key, node in self.nodes.items() if key in alive}
+
+    def verify(self) -> None:
+        self.catalog.check()
+        self.forget_the_dead()
+        alive = self.alive()
         stats = self.catalog.stats()
         assert stats["nodes"] == len(alive)
         assert stats["leases"] == len(self.leases)

@@ -95,6 +95,7 @@ class CatalogMachine(RuleBasedStateMachine):
 
     def insert_below(self, parent: int, above: list[Key], keys: list[Key], request: int) -> None:
         s = self.shadow
+        s.forget_the_dead()
         nodes = self.catalog.insert(parent, s.labels([key[2][-1] for key in keys]), request)
         assert nodes.size == len(keys)
         lease = s.leases.setdefault(request, ModelLease())

@@ -452,6 +452,17 @@ def test_foreseeing_keeps_nodes_alive_and_leaves_their_pages_free_to_go() -> Non
     catalog.check()
 
 
+def test_foreseeing_is_no_use_of_a_page() -> None:
+    catalog = make(2, labels="content")
+    store(catalog, 1, 1)
+    store(catalog, 2, 2)
+    found, _ = catalog.foresee(catalog.root(SPACE), words(1), 0, None, Tier.DISK, False, 9)
+    assert catalog.usage(Tier.HOST).pinned == 0
+    catalog.take(Tier.HOST, 1, 3)
+    assert catalog.state(found)[1][0, Tier.HOST] == Residency.ABSENT, "it outlived one that was used later"
+    catalog.check()
+
+
 def test_content_is_no_label_of_a_catalog_of_other_ones() -> None:
     catalog = make()
     with pytest.raises(ValueError, match="content: this catalog's labels of 16 bytes are not of it"):
