@@ -330,8 +330,8 @@ class Catalog:
     def foresee(
         self, root: int, content: Content, first: int, last: int | None, source: Tier, lost: bool, request: int
     ) -> tuple[NodeIds, NodeIds]:
-        """Look for ``content``'s cached prefix and keep its nodes alive for ``request``; their pages are free to go, and
-        stay as cold as they are. In a catalog of content labels.
+        """Look for ``content``'s cached prefix and keep its nodes alive for ``request``; their pages are free to go,
+        and stay as cold as they are. In a catalog of content labels.
 
         Returns the nodes of its blocks [first, last), None for all, and those of them whose fastest page is in
         ``source`` and which nobody is bringing up. Where ``source`` is ``lost``, its pages end the prefix.
