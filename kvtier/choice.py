@@ -1,4 +1,4 @@
-"""How long a prefix to load and what to compute: the decision, and the account of what became of it.
+"""How long a prefix to load and what to compute, and who waits: the decisions, and the account of what became of them.
 
 With k blocks loaded and the rest computed behind them, a request of n tokens has its KV after
 
@@ -33,6 +33,7 @@ __all__ = [
     "Weighed",
     "choose",
     "first_review",
+    "is_synchronous",
     "next_review",
     "split",
     "weigh",
@@ -47,6 +48,8 @@ _FAR = 1 / 4  # of what the other takes, up to which a split is looked at
 _SPLIT = 0.8  # of the time of the better alone, up to which it is chosen
 _OVERRUN = 1.25  # of the predicted time, from when a load is weighed again
 _SLACK = 2e-3  # seconds on top, for what is noticed late
+_DETOUR = 5e-3  # seconds that a load beside the steps costs its request at least: a step more, and what wakes it
+_LONGEST = 50e-3  # seconds that a step is held for a load at most, also where nobody else waits: somebody may come
 _CLEARLY = 0.97  # less is loaded than could be where that takes no more than this share of the time
 
 
@@ -167,6 +170,18 @@ def split(
         return choice
     why = "computing the front while the tail loads is faster"
     return choice._replace(blocks=first, load_s=front, compute_s=rest, why=why, front=high)
+
+
+def is_synchronous(tiers: npt.NDArray[np.uint8], load_s: float | None, others: int) -> bool:
+    """Whether an engine's step should wait for a load, in place of the request waiting for it beside the steps.
+
+    ``tiers``: where each block of it is; ``load_s``: seconds that it is predicted to take, None: unknown; ``others``:
+    requests that would wait with it. Only from host memory, since a disk may stall; only for a short time; and only
+    where all the others together do not wait longer for it than the request gains.
+    """
+    if load_s is None or not len(tiers) or (tiers != Tier.HOST).any():
+        return False
+    return load_s <= _LONGEST and others * load_s <= _DETOUR
 
 
 def first_review(choice: Choice, now: float) -> float:

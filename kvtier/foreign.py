@@ -27,6 +27,9 @@ class Found:
     """Where they would come from; the values sum to ``blocks``."""
     waits: bool = False
     """More could be had, but another request is bringing it up from disk just now: ask again."""
+    synchronous: bool = False
+    """The step in which the request begins to compute should wait for its load; else the request does, beside the
+    steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class Loading:
 
     blocks: int
     tickets: tuple[int, ...]
+    synchronous: bool = False
+    """As :class:`Found` said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,8 @@ class ForeignRequest:
     blocks     |<-------------- stored: offered to the catalog ------------>|
     """
 
-    number: int
+    number: int  # of the lease on what was promised
+    offers: int  # of the lease on what it offered itself
     space: bytes
     state: Literal["matched", "loading", "running"] = "matched"
     start: int = 0
@@ -65,6 +71,7 @@ class ForeignRequest:
     expires: float = 0.0
     patience: float = 0.0  # until when it waits for what others bring
     choice: Choice | None = None
+    synchronous: bool = False
     started: float = 0.0  # when its load began
     came: float = 0.0  # when something of it was heard of last
     review: float = inf  # when that is weighed again

@@ -10,6 +10,7 @@ many layers as make it worth a copy of its own.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 __all__ = ["Layers"]
@@ -38,4 +39,4 @@ class Layers:
         if not 0 <= layer < self.count:
             raise ValueError(f"layer: {layer}; accepted: 0 to {self.count - 1}")
         last = (layer + 1) * self.payload_bytes // self.count
-        return next((index + 1 for index, cut in enumerate(cuts) if cut >= last), 1)
+        return bisect_left(cuts, last) + 1

@@ -10,22 +10,26 @@ Who calls what, for one request, all from the scheduler's thread:
 ``match`` may be repeated until ``load``; ``preempt`` puts a request back to its beginning; ``poll`` once a step. No
 call waits. ``free`` is legal in every state and for ids that are not known. Whoever owns the blocks asks
 :meth:`OffloadManager.reading` before they are written again: a store may still be reading them.
+
+Of a *synchronous* load the engine's step waits, and the request computes in it behind what is loaded. What it computes
+is offered by ``store`` at once, in transfers that the data plane refuses where the load fails; then ``recompute`` says
+that it was worth nothing.
 """
 
 from __future__ import annotations
 
 import time
-from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtier.catalog import Catalog, Match, PageStatus, Tier, TierSpec
-from kvtier.choice import Choice, choose, first_review, next_review, weigh
+from kvtier.catalog import Catalog, Match, Tier, TierSpec
+from kvtier.choice import ONBOARD, Choice, choose, is_synchronous
 from kvtier.config import ConfigError
 from kvtier.costmodel import CostModel
 from kvtier.foreign import Blocks, ForeignRequest, Found, Hashes, Loaded, Loading
+from kvtier.foreign_loads import ForeignLoads, tokens_by_tier
 from kvtier.lookup import Lookup
 from kvtier.placement import Placement
 from kvtier.probe import Probes
@@ -35,16 +39,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvtier.config import CacheConfig
-    from kvtier.messages import Completion, DataPlane
+    from kvtier.layers import Layers
+    from kvtier.messages import DataPlane
     from kvtier.namespace import Namespace
 
-__all__ = ["Found", "Loaded", "Loading", "OffloadManager"]
+__all__ = ["Found", "LoadMode", "Loaded", "Loading", "OffloadManager"]
+
+LoadMode = Literal["auto", "async", "sync"]
 
 
 class OffloadManager:
     """A prefix cache in host memory and on disk under an engine's own device blocks, sized by what ``plane`` has.
 
-    Raises :class:`kvtier.config.ConfigError` for a write policy that needs a device of kvtier's own.
+    ``load_mode``: whether loads from host memory may be synchronous, "auto" as
+    :func:`kvtier.choice.is_synchronous` says, "sync" all of them. ``layers``: of a page, for synchronous loads to come
+    layer by layer. Raises :class:`kvtier.config.ConfigError` for a write policy that needs a device of kvtier's own.
     """
 
     def __init__(
@@ -53,6 +62,8 @@ class OffloadManager:
         namespace: Namespace,
         plane: DataPlane,
         *,
+        load_mode: LoadMode = "async",
+        layers: Layers | None = None,
         max_nodes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,7 +73,7 @@ class OffloadManager:
                 "expected 'at_once', 'second_use' or 'never'"
             )
         self.config, self.namespace, self.plane = config, namespace, plane
-        self._clock = clock
+        self._mode, self._clock = load_mode, clock
         hello = plane.hello()
         policies = {Tier.HOST: config.host.policy, Tier.DISK: config.disk.policy}
         self._tiers = sorted(set(hello.capacity) - {Tier.DEVICE})
@@ -76,17 +87,13 @@ class OffloadManager:
         self.costs = CostModel(hello.page_bytes, bytes_in_flight=config.mover.bytes_in_flight)
         self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes, self.costs, clock)
         self.probes = Probes(self.placement, self.costs, config.load_timeout_seconds)
-        self.cuts = 0
-        """Loads that were given up because computing the rest was faster than waiting for it."""
         self._lookup = Lookup(self.catalog, plane, namespace, config.block_size)
         self.adopted = self.placement.adopt(hello)
         self._requests: dict[str, ForeignRequest] = {}
-        self._loads: dict[
-            int, tuple[str, ForeignRequest, int]
-        ] = {}  # ticket → whose, from which of its promised blocks on
         self._reading: dict[int, Blocks] = {}  # ticket of a store → the engine's blocks that it reads
         self._next = 2  # 1 is Lookup's
         self._counts = Counts()
+        self._loads = ForeignLoads(config, self.catalog, self.placement, self.costs, self._counts, layers, clock)
 
     # ---- a request's life ----------------------------------------------------------------------------------------
 
@@ -97,14 +104,16 @@ class OffloadManager:
         start: int = 0,
         *,
         tokens: int | None = None,
+        others: int = 0,
         salt: str | None = None,
         adapter: bytes | None = None,
     ) -> Found:
         """How many blocks behind the first ``start`` to load, and hold them for this request.
 
         ``hashes``: uint8 [n, 32], of the blocks that the request could use, from its first on; ``start`` of them are in
-        the engine's own cache. ``tokens``: of the whole prompt, if it is longer than those blocks. Asking again
-        replaces the answer. ValueError while the request loads.
+        the engine's own cache. ``tokens``: of the whole prompt, if it is longer than those blocks. ``others``: requests
+        that would wait for a synchronous load too. Asking again replaces the answer. ValueError while the request
+        loads.
         """
         request = self._requests.get(request_id)
         if request is not None and request.state == "loading":
@@ -114,16 +123,21 @@ class OffloadManager:
         space = self._lookup.space(salt, adapter)
         if request is None or request.space != space:
             self.free(request_id)
-            request = self._requests[request_id] = ForeignRequest(self._next, space)
-            self._next += 1
+            request = self._requests[request_id] = self._fresh(space)
             self._counts.requests += 1
             self._counts.tokens_asked += len(hashes) * self.config.block_size
             request.patience = self._clock() + self.config.load_timeout_seconds
         request.start, request.expires = start, self._clock() + self.config.lease_seconds
-        return self._find(request, hashes, len(hashes) * self.config.block_size if tokens is None else tokens)
+        tokens = len(hashes) * self.config.block_size if tokens is None else tokens
+        return self._find(request, hashes, tokens, others)
 
-    def _find(self, request: ForeignRequest, hashes: Hashes, tokens: int) -> Found:
+    def _fresh(self, space: bytes) -> ForeignRequest:
+        self._next += 2
+        return ForeignRequest(self._next - 2, self._next - 1, space)
+
+    def _find(self, request: ForeignRequest, hashes: Hashes, tokens: int, others: int) -> Found:
         request.nodes, request.origin = np.empty(0, np.uint32), np.empty(0, np.uint8)
+        request.synchronous = False
         root = self._lookup.root(request.space)
         if root is None or request.failed or not request.cacheable:
             self.catalog.release(request.number)
@@ -138,7 +152,16 @@ class OffloadManager:
         if reach < len(match.nodes):  # a lease on what is not promised would end with the request only
             match = self.catalog.match([root], hashes, request.start, request.number, limit=request.start + reach)
         request.nodes, request.origin = match.nodes, match.tiers
-        return Found(len(match.nodes), self._by_tier(match.tiers), waits and self._clock() < request.patience)
+        request.synchronous = self._is_synchronous(match.tiers, others)
+        waits = waits and self._clock() < request.patience
+        return Found(len(match.nodes), tokens_by_tier(match.tiers), waits, request.synchronous)
+
+    def _is_synchronous(self, tiers: npt.NDArray[np.uint8], others: int) -> bool:
+        if self._mode == "async":
+            return False
+        if self._mode == "sync":
+            return is_synchronous(tiers, 0.0, 0)
+        return is_synchronous(tiers, self.costs.load(ONBOARD, len(tiers), self._clock()), others)
 
     def _choose(self, match: Match, start: int, tokens: int) -> Choice:
         """How many of the blocks found to load, the engine's own ``start`` included, as ``load_policy`` says."""
@@ -161,8 +184,8 @@ class OffloadManager:
     def load(self, request_id: str, blocks: Blocks) -> Loading:
         """Start filling the engine's ``blocks``, uint32, with the first as many of the blocks that were promised.
 
-        The engine must neither read nor write them before ``poll`` reports the request, nor give them away before the
-        data plane has said that nothing can write them any more.
+        The engine must neither read nor write them before ``poll`` reports the request, or the data plane that they are
+        there, nor give them away before the data plane has said that nothing can write them any more.
         """
         request = self._known(request_id)
         if request.state != "matched" or len(blocks) > len(request.nodes):
@@ -170,22 +193,7 @@ class OffloadManager:
                 f"blocks: {len(blocks)} for request {request_id!r}, which is {request.state} and was promised "
                 f"{len(request.nodes)}"
             )
-        request.nodes, request.origin = request.nodes[: len(blocks)], request.origin[: len(blocks)]
-        request.started = request.came = self._clock()
-        deadline = request.started + self.config.load_timeout_seconds
-        if self.config.load_policy == "cost" and request.choice is not None:
-            request.review = first_review(request.choice, request.started)
-        brought = self.placement.bring(request.nodes, request.number, deadline, device=blocks)
-        first = 0
-        for ticket, count in zip(brought.tickets, brought.counts, strict=True):
-            self._loads[ticket] = (request_id, request, first)
-            first += count
-        request.arrived = np.zeros(len(blocks), np.bool_)
-        request.tickets = set(brought.tickets)
-        request.state = "loading"
-        if not brought.tickets:
-            self._finish_load(request)
-        return Loading(brought.blocks, brought.tickets)
+        return self._loads.start(request_id, request, blocks)
 
     def store(self, request_id: str, hashes: Hashes, blocks: Blocks) -> tuple[int, ...]:
         """The next of the request's full blocks are computed, or will be when the order is carried out.
@@ -194,7 +202,7 @@ class OffloadManager:
         getting already is not copied again. Returns the tickets of what was ordered.
         """
         request = self._known(request_id)
-        if request.state == "loading":
+        if request.state == "loading" and not request.synchronous:
             raise ValueError(f"request_id: {request_id!r} is loading; nothing of it is computed yet")
         if request.state == "matched":  # it runs, with or without what it was promised
             self.catalog.release(request.number)
@@ -204,7 +212,7 @@ class OffloadManager:
         parent = request.tail if request.tail is not None else self._lookup.root(request.space)
         nodes = np.empty(0, np.uint32)
         if parent is not None:
-            nodes = self.catalog.insert(parent, hashes, request.number)
+            nodes = self.catalog.insert(parent, hashes, request.offers)
         if len(nodes) < len(hashes):  # no room for more names: what follows could not be found either
             request.cacheable = False
         if not len(nodes):
@@ -222,9 +230,16 @@ class OffloadManager:
     def stored(self, request_id: str) -> int | None:
         """How many of the request's first blocks were offered by ``store``; None: none of it can be stored (now)."""
         request = self._requests.get(request_id)
-        if request is None or not request.cacheable or request.state == "loading":
+        if request is None or not request.cacheable or (request.state == "loading" and not request.synchronous):
             return None
         return request.stored
+
+    def recompute(self, request_id: str) -> None:
+        """What the request computed beside its synchronous load is void: of it everything is to be offered again."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.catalog.release(request.offers)
+            request.stored, request.tail, request.failed = 0, None, True
 
     def preempt(self, request_id: str) -> None:
         """The engine took the request's blocks away: it is as before its first ``match``. Its stores go on."""
@@ -234,10 +249,8 @@ class OffloadManager:
     def _restart(self, request_id: str) -> ForeignRequest:
         request = self._requests[request_id]
         self._let_go(request)
-        fresh = ForeignRequest(self._next, request.space, cacheable=request.cacheable, failed=request.failed)
-        fresh.patience = request.patience
-        self._next += 1
-        self._requests[request_id] = fresh
+        fresh = self._requests[request_id] = self._fresh(request.space)
+        fresh.cacheable, fresh.failed, fresh.patience = request.cacheable, request.failed, request.patience
         return fresh
 
     def free(self, request_id: str) -> None:
@@ -247,11 +260,8 @@ class OffloadManager:
             self._let_go(request)
 
     def _let_go(self, request: ForeignRequest) -> None:
-        self.placement.cancel(request.tickets)
-        for ticket in request.tickets:
-            self._loads.pop(ticket, None)
-        request.tickets.clear()
-        self.catalog.release(request.number)
+        self._loads.withdraw(request)
+        self.catalog.release(request.offers)
 
     # ---- what happened -------------------------------------------------------------------------------------------
 
@@ -259,9 +269,10 @@ class OffloadManager:
         """Take note of what the data plane finished; returns the requests whose loads have ended since last time."""
         completions = self.plane.poll()
         ended = self.placement.settle(completions)
-        for done in completions:
-            self._note_arrivals(done)
-        loaded = [result for ticket in ended if (result := self._end(ticket)) is not None]
+        loaded = self._loads.advance(completions, ended)
+        for ticket in ended:
+            if not self.placement.runs(ticket):
+                self._reading.pop(ticket, None)
         now = self._clock()
         for request in self._requests.values():
             if request.state == "matched" and len(request.nodes) and request.expires <= now:
@@ -269,52 +280,9 @@ class OffloadManager:
                 request.nodes = np.empty(0, np.uint32)
                 self.catalog.release(request.number)
             elif request.state == "loading" and request.review <= now:
-                self._reconsider(request, now)
+                self._loads.reconsider(request, now)
         self.placement.maintain()
         return loaded
-
-    def _note_arrivals(self, done: Completion) -> None:
-        known = self._loads.get(done.ticket)
-        if known is not None:
-            _, request, first = known
-            request.came = self._clock()
-            request.arrived[first : first + done.status.shape[1]] = (done.status == PageStatus.OK).all(axis=0)
-
-    def _end(self, ticket: int) -> Loaded | None:
-        if not self.placement.runs(ticket):
-            self._reading.pop(ticket, None)
-        known = self._loads.pop(ticket, None)
-        if known is None:
-            return None
-        request_id, request, _ = known
-        request.tickets.discard(ticket)
-        return None if request.tickets else Loaded(request_id, self._finish_load(request), len(request.arrived))
-
-    def _reconsider(self, request: ForeignRequest, now: float) -> None:
-        """A load takes longer than it should: go on with what has arrived, where computing the rest is faster."""
-        elapsed, end = now - request.started, request.start + len(request.arrived)
-        arrived = request.start + request.prefix
-        come, orders = int(request.arrived.sum()), len(request.tickets)
-        weighed = weigh(
-            self.costs, elapsed, request.came - request.started, come, orders, arrived, end, self.config.block_size
-        )
-        if not weighed.computing_wins:
-            request.review = next_review(elapsed, now)
-            return
-        self.cuts += 1
-        request.review = inf
-        self.costs.overran(request.tickets, now)
-        self.placement.cancel(request.tickets)
-
-    def _finish_load(self, request: ForeignRequest) -> int:
-        """All that will come is in place; returns how many blocks, from the first, that is."""
-        arrived = request.prefix
-        request.failed = arrived < len(request.arrived)
-        request.state = "running"
-        self.catalog.release(request.number)
-        found = self._by_tier(request.origin[:arrived])
-        self._counts.tokens_found.update({tier: n * self.config.block_size for tier, n in found.items()})
-        return arrived
 
     def reading(self, blocks: Iterable[int]) -> tuple[int, ...]:
         """The tickets of stores that may still be reading one of the engine's ``blocks``."""
@@ -330,7 +298,7 @@ class OffloadManager:
     def origin(self, request_id: str) -> dict[str, int]:
         """Where the blocks that the request loads, or loaded, come from."""
         request = self._requests.get(request_id)
-        return self._by_tier(request.origin) if request is not None else {}
+        return tokens_by_tier(request.origin) if request is not None else {}
 
     # ---- invalidation, the rest ----------------------------------------------------------------------------------
 
@@ -359,6 +327,7 @@ class OffloadManager:
             else:
                 request.nodes = np.empty(0, np.uint32)
                 self.catalog.release(request.number)
+            self.catalog.release(request.offers)
         return tuple(void)
 
     @property
@@ -367,7 +336,7 @@ class OffloadManager:
         return bool(self.placement.moving)
 
     def stats(self) -> CacheStats:
-        return CacheStats.gather(self._counts, self.catalog, self.placement, self._tiers, loads_cut=self.cuts)
+        return CacheStats.gather(self._counts, self.catalog, self.placement, self._tiers, loads_cut=self._loads.cuts)
 
     def describe(self) -> str:
         """One line: what was really built."""
@@ -386,8 +355,3 @@ class OffloadManager:
         if request is None:
             raise ValueError(f"request_id: {request_id!r} is not known; call match first")
         return request
-
-    @staticmethod
-    def _by_tier(tiers: npt.NDArray[np.uint8]) -> dict[str, int]:
-        counts = np.bincount(tiers, minlength=len(Tier))
-        return {tier.name.lower(): int(counts[tier]) for tier in Tier if counts[tier]}

@@ -172,6 +172,7 @@ class Placement:
         request: int,
         deadline: float,
         layers: Layers,
+        device: Slots | None = None,
     ) -> Bringing | None:
         """As :meth:`bring`, all that the device lacks as one transfer in slices. None, and nothing was ordered: not all
         of it is in host memory, or it is too little to be cut, or what is on the device may go again meanwhile, not
@@ -183,7 +184,8 @@ class Placement:
         if not cuts or (np.delete(plan, wanted) != Plan.THERE).any():
             return None
         missing = np.ascontiguousarray(nodes[wanted])
-        ticket, count = self._issue(ONBOARD, missing, request, Priority.DEMAND, deadline, cuts=cuts)
+        slots = None if device is None else device[wanted]
+        ticket, count = self._issue(ONBOARD, missing, request, Priority.DEMAND, deadline, device=slots, cuts=cuts)
         end = len(nodes) if count == len(wanted) else int(wanted[count])
         return Bringing(end, (ticket,) if ticket else (), (count,) if ticket else (), waits=False, cuts=cuts)
 

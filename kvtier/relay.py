@@ -283,6 +283,18 @@ class RankPlane:
         """Whether anything of the transfer may still read or write its slots, as far as is known here."""
         return ticket in self._shapes
 
+    def wait_for_slices(self, ticket: int, count: int, timeout: float) -> bool:
+        """As :meth:`DataPlane.wait_for_slices`."""
+        if self.runs(ticket):
+            return self.plane.wait_for_slices(ticket, count, timeout)
+        ended = next((done for done in self._news if done.ticket == ticket and done.final), None)
+        return ended is not None and bool((ended.status == PageStatus.OK).all())
+
+    def refuse(self, order: Transfer) -> None:
+        """Report the transfer as one of which nothing ran."""
+        skipped = np.full((len(order.path) - 1, order.slots.shape[1]), PageStatus.SKIPPED, np.uint8)
+        self._news.append(Completion(order.ticket, True, skipped, (), self._clock(), self._clock()))
+
     def drain(self, tickets: Iterable[int], patience: float) -> None:
         """Return when none of the transfers reads or writes anything any more. After ``patience`` seconds those that
         are left are cancelled: what is under way of them still ends, what had not begun does not happen."""
@@ -298,14 +310,11 @@ class RankPlane:
             self._collect()
 
     def _submit(self, order: Transfer) -> None:
-        shape = (len(order.path) - 1, order.slots.shape[1])
         order = order._replace(deadline=self._from_now(order.deadline))
-        accepted = self._attempt(partial(self.plane.submit, order))
-        if accepted:
-            self._shapes[order.ticket] = shape
+        if self._attempt(partial(self.plane.submit, order)):
+            self._shapes[order.ticket] = (len(order.path) - 1, order.slots.shape[1])
         else:
-            skipped = np.full(shape, PageStatus.SKIPPED, np.uint8)
-            self._news.append(Completion(order.ticket, True, skipped, (), self._clock(), self._clock()))
+            self.refuse(order)
 
     def _from_now(self, seconds: float) -> float:
         """A deadline on this process's clock; 0 stays none."""

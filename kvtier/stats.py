@@ -23,6 +23,7 @@ class Counts:
     tokens_asked: int = 0
     tokens_found: Counter[str] = field(default_factory=Counter)
     expired: int = 0
+    loads_synchronous: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class CacheStats:
     cancelled."""
     loads_cut: int
     """Loads that were given up at what had arrived, because computing the rest was faster than waiting for it."""
+    loads_synchronous: int
+    """Loads that a step of the engine waited for; only engines with device blocks of their own have any."""
     slots: dict[str, dict[str, int]]
     """By tier: capacity, free, filling, ready, draining, private, pinned; evictions and dropped pages since start."""
 
@@ -70,5 +73,6 @@ class CacheStats:
             stores_dropped=placement.stores_dropped,
             prefetched=dict(prefetched or {}),
             loads_cut=loads_cut,
+            loads_synchronous=counts.loads_synchronous,
             slots={tier.name.lower(): catalog.usage(tier)._asdict() for tier in tiers},
         )

@@ -270,7 +270,7 @@ class Engine:
             assert usage["pinned"] == usage["private"] == 0, f"{tier} leaks: {usage}"
         assert self.relay.pending() == 0
         assert not self.manager._reading
-        assert not self.manager._loads
+        assert not self.manager._loads._tickets
         assert self.manager.catalog.stats()["leases"] == 0
         assert not self.manager.busy
 

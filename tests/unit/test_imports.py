@@ -14,7 +14,7 @@ LINES: list[list[str]] = [
     ["cli"],
     ["lab", "connectors"],
     ["manager", "offload", "keyed"],
-    ["loading", "prefetch"],
+    ["loading", "foreign_loads", "prefetch"],
     ["gathering"],
     ["plane", "relay", "stats", "lookup", "policy", "tail"],
     ["probe"],

@@ -186,3 +186,46 @@ def test_draining_waits_then_cancels_and_keeps_the_news():
     assert ("cancel", 3) in rank.plane.seen
     assert not rank.runs(3)
     assert [told.ticket for told in rank.poll()] == [3]
+
+
+class Slices:
+    """A data plane of which only the waiting is looked at."""
+
+    def __init__(self):
+        self.asked, self.reports = [], []
+
+    def submit(self, order):
+        return True
+
+    def poll(self):
+        given, self.reports = self.reports, []
+        return given
+
+    def wait(self, timeout):
+        return True
+
+    def wait_for_slices(self, ticket, count, timeout):
+        self.asked.append((ticket, count))
+        return True
+
+
+@pytest.mark.parametrize(("status", "there"), [([[OK, OK]], True), ([[OK, READ_ERROR]], False)])
+def test_slices_are_waited_for_until_the_rank_has_heard_of_the_end(status, there):
+    plane = Slices()
+    rank = RankPlane(plane)
+    rank.carry_out([transfer(path=(Tier.HOST, Tier.DEVICE))])
+    assert rank.wait_for_slices(1, 3, 1.0)
+    assert plane.asked == [(1, 3)]
+    plane.reports = [done(status)]
+    rank.drain([1], 1.0)
+    assert rank.wait_for_slices(1, 4, 1.0) is there
+    assert plane.asked == [(1, 3)]
+    assert not rank.wait_for_slices(2, 1, 1.0), "nobody knows that one"
+
+
+def test_what_a_rank_is_told_to_refuse_is_a_transfer_of_which_nothing_ran():
+    rank = RankPlane(Slices())
+    rank.refuse(transfer(9))
+    (told,) = rank.poll()
+    assert (told.ticket, told.final, told.status.tolist()) == (9, True, [[SKIPPED, SKIPPED]])
+    assert not rank.runs(9)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.distributed.kv_events import KVCacheEvent
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -92,10 +92,12 @@ class KVTierConnector(KVConnectorBase_V1):
         self._on_worker.before_forward(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Loads have begun in :meth:`handle_preemptions` already, beside the computation."""
+        """Loads have begun in :meth:`handle_preemptions` already; those that the step reads must be there now, or come
+        layer by layer."""
+        self._on_worker.before_pass()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """No request computes before its load has ended."""
+        self._on_worker.wait_for_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         """Blocks are stored whole, in :meth:`wait_for_save`."""
@@ -115,6 +117,10 @@ class KVTierConnector(KVConnectorBase_V1):
 
     # ---- scheduler -----------------------------------------------------------------------------------------------
 
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._on_scheduler.bind(kv_cache_manager.evict_blocks)
+
     def set_xfer_handshake_metadata(self, metadata: dict[int, Introduction]) -> None:
         self._on_scheduler.connect(metadata)
 
@@ -125,8 +131,8 @@ class KVTierConnector(KVConnectorBase_V1):
         return self._on_scheduler.match(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        if num_external_tokens:
-            self._on_scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        table = blocks.get_block_ids()[0] if num_external_tokens else ()
+        self._on_scheduler.allocated(request, table, num_external_tokens)
 
     def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
         return self._on_scheduler.sources(request, num_external_tokens)
@@ -135,7 +141,7 @@ class KVTierConnector(KVConnectorBase_V1):
         return self._on_scheduler.step(scheduler_output)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        self._on_scheduler.take(connector_output.kv_connector_worker_meta)
+        self._on_scheduler.take(connector_output.kv_connector_worker_meta, connector_output.invalid_block_ids)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._on_scheduler.finish(request)

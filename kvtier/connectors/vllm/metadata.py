@@ -36,6 +36,10 @@ class Load:
     tickets: tuple[int, ...]
     blocks: npt.NDArray[np.uint32]
     lost: npt.NDArray[np.uint32]
+    synchronous: bool = False
+    """This step reads the blocks: it waits for them."""
+    stores: tuple[int, ...] = ()
+    """Of what the step computes behind a synchronous load: worth nothing where that fails."""
 
 
 @dataclass

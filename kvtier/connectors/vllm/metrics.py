@@ -21,8 +21,10 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "dropped": ("tier", "Pages evicted that were the last copy."),
     "stores_dropped": ("", "Pages that were to go down and found no room or no place in the queue."),
     "loads_cut": ("", "Loads that were given up because computing the rest was faster than waiting for it."),
+    "loads_synchronous": ("", "Loads that a step waited for."),
     "expired": ("", "Promises that ended because the request did not come back in time."),
 }
+PLAIN = [metric for metric, (label, _) in COUNTERS.items() if not label]
 GAUGES: dict[str, tuple[str, str]] = {
     "pages": ("tier", "Pages that are ready to be served."),
     "capacity_pages": ("tier", "Pages that the tier can hold."),
@@ -31,7 +33,7 @@ GAUGES: dict[str, tuple[str, str]] = {
 
 def flatten(stats: CacheStats) -> dict[str, float]:
     """Every number as ``metric`` or ``metric:label``."""
-    flat: dict[str, float] = {name: getattr(stats, name) for name in ("stores_dropped", "loads_cut", "expired")}
+    flat: dict[str, float] = {name: getattr(stats, name) for name in PLAIN}
     named = (("loaded_tokens", stats.tokens_found), ("bytes_moved", stats.bytes_moved), ("failures", stats.failures))
     for metric, values in named:
         flat |= {f"{metric}:{label}": value for label, value in values.items()}

@@ -1,14 +1,19 @@
 """The scheduler's side: vLLM's words to the control plane's. It touches no byte and never waits.
 
 For each request vLLM asks what could be loaded behind its own prefix hit and allocates blocks; the step's orders have
-the workers fill them, and the request waits until all workers report it. What a step computes is offered for storing in
-the same step's orders. A block may be freed and given away while a store still reads it: the step that writes it names
-the store as one that has to end first.
+the workers fill them, and the request waits until all workers report it, or computes in the same step, which waits.
+What a step computes is offered for storing in the same step's orders. A block may be freed and given away while a store
+still reads it: the step that writes it names the store as one that has to end first.
+
+Blocks of a synchronous load are in vLLM's prefix cache from their allocation on, and so is what the step computes
+behind them. Until the step's end nobody knows whether they came: no other request is admitted on top of them, and where
+they did not come they leave the prefix cache again.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,11 +25,12 @@ from kvtier.connectors.vllm.adapters import Adapters
 from kvtier.connectors.vllm.events import Events
 from kvtier.connectors.vllm.metadata import Introduction, Load, StepOrders, WorkerReport
 from kvtier.connectors.vllm.metrics import Stats, flatten
-from kvtier.offload import OffloadManager
+from kvtier.layers import Layers
+from kvtier.offload import LoadMode, OffloadManager
 from kvtier.relay import RelayPlane
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     import numpy.typing as npt
     from vllm.config import VllmConfig
@@ -55,6 +61,11 @@ class SchedulerSide:
         self._loads: dict[str, Load] = {}
         self._void: tuple[str, ...] = ()
         self._written: list[int] = []
+        self._admitted: set[str] = set()  # to compute in the step that is being made
+        self._running: Mapping[str, int] = {}  # requests of the last step
+        self._unproven: list[tuple[int, Any]] = []  # of that step's synchronous loads: at which block, named what
+        self._beside: dict[str, list[int]] = {}  # request → blocks that a step loads, and computes, synchronously
+        self._evict: Callable[[set[int]], None] | None = None
         self._prefill: tuple[int, int, float] | None = None
         self._full: dict[str, int] = {}  # request → tokens with which the next block that it may offer is full
         self._reported: dict[str, float] = {}
@@ -62,6 +73,10 @@ class SchedulerSide:
         self._events: Events | None = None
         self._relay: RelayPlane | None = None
         self.manager: OffloadManager | None = None
+
+    def bind(self, evict: Callable[[set[int]], None]) -> None:
+        """``evict`` takes blocks from vLLM's prefix cache; without it no load is synchronous. Before ``connect``."""
+        self._evict = evict
 
     def connect(self, workers: Mapping[int, Introduction]) -> None:
         """Build the control plane over the workers' data planes, by rank. ValueError where they do not agree."""
@@ -73,11 +88,24 @@ class SchedulerSide:
         journal = support.engine_folder(disk, self._config) / JOURNAL if disk is not None else None
         self._relay = RelayPlane([worker.hello for worker in ranks], journal)
         name = support.name(self._config, self._settings, ranks[0])
-        self.manager = OffloadManager(self._settings.cache, name, self._relay)
+        geometry = ranks[0].geometry
+        self.manager = OffloadManager(
+            self._settings.cache,
+            name,
+            self._relay,
+            load_mode=self._load_mode(),
+            layers=Layers(geometry.layers, geometry.payload_bytes),
+        )
         events = getattr(self._config, "kv_events_config", None)
         if events is not None and events.enable_kv_cache_events:
             self._events = Events(self.manager.catalog, self._block)
         logger.info("kvtier: %s", self.manager.describe())
+
+    def _load_mode(self) -> LoadMode:
+        """A step whose successor is made before its own end is known cannot wait for a load that may fail."""
+        if self._evict is None or self._config.scheduler_config.async_scheduling:
+            return "async"
+        return self._settings.load_mode
 
     # ---- a request's life ----------------------------------------------------------------------------------------
 
@@ -86,20 +114,30 @@ class SchedulerSide:
         self._moved = True
 
     def match(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens could be loaded behind those that vLLM has; None: ask again, others are bringing them."""
+        """How many tokens could be loaded behind those that vLLM has, and whether the request waits for them beside the
+        steps; None: ask again, others are bringing them."""
         self._full.pop(request.request_id, None)
+        start, tokens = num_computed_tokens // self._block, request.num_tokens
+        if any(at < start and request.block_hashes[at] == name for at, name in self._unproven):
+            return None, False
         if self.manager is None or not self._cacheable(request):
             return 0, False
         adapter = self._adapters.digest(request.lora_request) if request.lora_request is not None else None
         # The last token is always left to compute, so the block that holds it is too.
         usable = min(len(request.block_hashes), (request.num_tokens - 1) // self._block)
         hashes = as_labels(request.block_hashes[:usable])
-        start, tokens = num_computed_tokens // self._block, request.num_tokens
-        found = self.manager.match(request.request_id, hashes, start, tokens=tokens, adapter=adapter)
+        others = self._others(request.request_id)
+        found = self.manager.match(request.request_id, hashes, start, tokens=tokens, others=others, adapter=adapter)
         if found.waits:
             return None, False
         tokens = found.blocks * self._block
-        return (tokens, True) if tokens and tokens >= self._settings.min_load_tokens else (0, False)
+        enough = tokens and tokens >= self._settings.min_load_tokens
+        return (tokens, not found.synchronous) if enough else (0, False)
+
+    def _others(self, request_id: str) -> int:
+        """Requests that would wait too if the step that is being made waited for a load."""
+        running = {name for name in self._running if name in self._requests} | self._admitted
+        return len(running - {request_id})
 
     def _cacheable(self, request: Request) -> bool:
         """Not what its hashes do not name: media whose id a caller may choose, an adapter not read yet."""
@@ -110,12 +148,17 @@ class SchedulerSide:
     def allocated(self, request: Request, table: Sequence[int], num_external_tokens: int) -> None:
         """vLLM gave the request blocks, the first to be loaded behind those that it had itself."""
         if self.manager is None or not num_external_tokens:
+            self._admitted.add(request.request_id)
             return
         start = self.manager.begins(request.request_id)
         blocks = np.array(table[start : start + num_external_tokens // self._block], np.uint32)
         loading = self.manager.load(request.request_id, blocks)
-        self._loads[request.request_id] = Load(loading.tickets, blocks, blocks[loading.blocks :])
+        self._loads[request.request_id] = Load(loading.tickets, blocks, blocks[loading.blocks :], loading.synchronous)
         self._written += table[start:]
+        if loading.synchronous:
+            self._admitted.add(request.request_id)
+            self._unproven.append((start, request.block_hashes[start]))
+            self._beside[request.request_id] = list(table[start:])
 
     def sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
         if self.manager is None or not num_external_tokens:
@@ -141,18 +184,23 @@ class SchedulerSide:
         for request_id, tokens in scheduled.num_scheduled_tokens.items():
             request = self._requests.get(request_id)
             if request is not None and request.num_computed_tokens + tokens >= self._full.get(request_id, 0):
-                self._store(request, tokens, scheduled)
+                stores = self._store(request, tokens, scheduled)
+                if (load := self._loads.get(request_id)) is not None:  # what it computes depends on it
+                    self._loads[request_id] = replace(load, stores=stores)
         orders = StepOrders(
             self._relay.orders(), must_end, self._loads, self._void, scheduled.total_num_scheduled_tokens == 0
         )
-        self._loads, self._void, self._written = {}, (), []
         self._prefill = self._prefill_of(scheduled)
+        self._loads, self._void, self._written, self._unproven = {}, (), [], []
+        self._admitted, self._running = set(), scheduled.num_scheduled_tokens
         return orders
 
     def _prefill_of(self, scheduled: SchedulerOutput) -> tuple[int, int, float] | None:
         """Tokens, those before them, and the time now, where a step is one request's prefill and little else."""
         most = max(scheduled.num_scheduled_tokens, key=scheduled.num_scheduled_tokens.__getitem__, default=None)
         if most is None or self._config.scheduler_config.async_scheduling or most not in self._requests:
+            return None
+        if any(load.synchronous for load in self._loads.values()):  # its time is not all computing
             return None
         tokens = scheduled.num_scheduled_tokens[most]
         if tokens < PREFILL_TOKENS or tokens < PREFILL_SHARE * scheduled.total_num_scheduled_tokens:
@@ -168,22 +216,24 @@ class SchedulerSide:
             if blocks is not None:
                 yield from blocks[0][computed // self._block if request_id in old.resumed_req_ids else 0 :]
 
-    def _store(self, request: Request, tokens: int, scheduled: SchedulerOutput) -> None:
-        """Offer the blocks that this step fills. Only tokens that are settled have hashes, so guesses of a speculative
-        step are never in them."""
+    def _store(self, request: Request, tokens: int, scheduled: SchedulerOutput) -> tuple[int, ...]:
+        """Offer the blocks that this step fills; returns the tickets of what was ordered. Only tokens that are settled
+        have hashes, so guesses of a speculative step are never in them."""
         request_id = request.request_id
         first = self.manager.stored(request_id) if self.manager is not None else None
         if first is None or self.manager is None:
-            return
+            return ()
         full = min(len(request.block_hashes), (request.num_computed_tokens + tokens) // self._block)
         tables = scheduled.kv_connector_block_state.get_block_ids(request_id) if full > first else None
-        if tables is not None:
-            hashes = as_labels(request.block_hashes[first:full])
-            self.manager.store(request_id, hashes, np.array(tables[0][first:full], np.uint32))
-            self._full[request_id] = (full + 1) * self._block
+        if tables is None:
+            return ()
+        hashes = as_labels(request.block_hashes[first:full])
+        tickets = self.manager.store(request_id, hashes, np.array(tables[0][first:full], np.uint32))
+        self._full[request_id] = (full + 1) * self._block
+        return tickets
 
-    def take(self, report: WorkerReport | None) -> None:
-        """What the workers tell of the orders."""
+    def take(self, report: WorkerReport | None, invalid: Collection[int] = ()) -> None:
+        """What the workers tell of the orders, and which blocks they could not fill."""
         if self.manager is None or self._relay is None:
             return
         if self._prefill is not None:
@@ -202,6 +252,19 @@ class SchedulerSide:
                     loaded.wanted,
                     loaded.request_id,
                 )
+        self._undo(invalid)
+
+    def _undo(self, invalid: Collection[int]) -> None:
+        """Nobody may find what a step computed behind a load that failed; it is computed again, into the same blocks,
+        which ranks that know nothing of the failure may be storing."""
+        beside, self._beside = self._beside, {}
+        for request_id, table in beside.items():
+            lost = next((at for at, block in enumerate(table) if block in invalid), None)
+            if lost is not None and self.manager is not None and self._evict is not None:
+                self._evict(set(table[lost:]))
+                self._written += table[lost:]
+                self.manager.recompute(request_id)
+                self._full.pop(request_id, None)
 
     @property
     def busy(self) -> bool:

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtier.config import CacheConfig, ConfigError
+from kvtier.offload import LoadMode
 
 __all__ = ["Settings"]
 
 _OWN: dict[str, tuple[type, Any, str]] = {
     "min_load_tokens": (int, 64, "a number of tokens, 0 or more"),
+    "load_mode": (str, "auto", "'auto', 'async' or 'sync'"),
     "weights_revision": (str, "", "a commit hash or a digest of the weights"),
 }
+_MODES = ("auto", "async", "sync")
 MOST_TOKENS = 1 << 30
 
 
@@ -25,6 +28,8 @@ class Settings:
     cache: CacheConfig
     min_load_tokens: int
     """A shorter prefix is computed: what a load costs beside the bytes is then more than it saves."""
+    load_mode: LoadMode
+    """Whether an engine's step may wait for a load from host memory: as is faster, never, or always."""
     weights_revision: str
     """What the weights are, where it cannot be found out or takes too long to read; "": find out."""
 
@@ -44,6 +49,8 @@ class Settings:
             value = own[name]
             if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= MOST_TOKENS):
                 raise ConfigError(f"{name}: {value!r}: expected {wanted}")
+        if own["load_mode"] not in _MODES:
+            raise ConfigError(f"load_mode: {own['load_mode']!r}: expected {_OWN['load_mode'][2]}")
         if given.pop("block_size", block_size) != block_size:
             raise ConfigError(
                 f"block_size: {extra['block_size']!r}: expected {block_size}, the engine's own, or nothing"

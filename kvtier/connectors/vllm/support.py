@@ -67,6 +67,8 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: Set
         )
     if vllm_config.device_config.device_type != "cpu":
         wrong.append(f"device: {vllm_config.device_config.device_type!r}: expected 'cpu', the only one served so far")
+    if settings.load_mode == "sync" and vllm_config.scheduler_config.async_scheduling:
+        wrong.append("load_mode: 'sync': expected 'auto' or 'async' with async_scheduling")
     wrong += _check_groups(kv_cache_config)
     if getattr(cache, "calculate_kv_scales", False):
         wrong.append("calculate_kv_scales: True: expected False, since pages say nothing of scales found at run time")

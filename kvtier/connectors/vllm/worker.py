@@ -1,7 +1,8 @@
 """The worker's side: this rank's data plane over vLLM's own KV cache, and the orders of each step carried out on it.
 
-In a step: what reads blocks that the step writes ends first, then loads begin and run beside the computation, then, the
-step's KV being computed, stores begin and run beside whatever follows. Copies are native and need no GIL.
+In a step: what reads blocks that the step writes ends first, then loads begin and run beside the computation, which
+waits for those that it reads (:mod:`kvtier.connectors.vllm.step_loads`); then, the step's KV being computed, stores
+begin and run beside whatever follows. Copies are native and need no GIL.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from kvtier.catalog import PageStatus, Tier
 from kvtier.config import CacheConfig, ConfigError
 from kvtier.connectors.vllm import support
 from kvtier.connectors.vllm.metadata import Introduction, StepOrders, WorkerReport
+from kvtier.connectors.vllm.step_loads import StepLoads
 from kvtier.geometry import KVGeometry
+from kvtier.layers import Layers
 from kvtier.messages import Completion, Order, Transfer
 from kvtier.plane import LocalDataPlane
 from kvtier.relay import RankPlane
@@ -98,12 +101,14 @@ class WorkerSide:
         self._world = vllm_config.parallel_config.tensor_parallel_size
         self._plane: LocalDataPlane | None = None
         self._rank_plane: RankPlane | None = None
+        self._step_loads: StepLoads | None = None
         self._introduction: Introduction | None = None
         self._loading: dict[str, _Loading] = {}
         self._by_ticket: dict[int, tuple[str, Transfer]] = {}
         self._news: list[Completion] = []
         self._invalid: set[int] = set()
         self._void: set[str] = set()
+        self._spoilt: set[int] = set()  # stores of what this step computes behind loads that failed
 
     # ---- at start ------------------------------------------------------------------------------------------------
 
@@ -120,6 +125,8 @@ class WorkerSide:
                 world=self._world,
             )
         self._plane, self._rank_plane = plane, RankPlane(plane)
+        layers = Layers(geometry.layers, geometry.payload_bytes)
+        self._step_loads = StepLoads(self._rank_plane, layers, tensors)
         self._introduction = Introduction(
             plane.hello(), geometry, self._attention(next(iter(tensors))), plane.describe()
         )
@@ -154,9 +161,10 @@ class WorkerSide:
 
     def before_forward(self, step: StepOrders) -> None:
         """End what reads the blocks that are written now; begin to load."""
-        rank = self._rank_plane
-        if rank is None:
+        rank, step_loads = self._rank_plane, self._step_loads
+        if rank is None or step_loads is None:
             return
+        self._spoilt.clear()
         rank.drain(step.must_end, STORE_PATIENCE)
         for request, load in step.loads.items():
             self._loading[request] = _Loading(load.blocks, set(load.tickets), set(load.lost.tolist()))
@@ -167,33 +175,75 @@ class WorkerSide:
                     self._by_ticket[order.ticket] = (owner, order)
         self._void |= set(step.void) & self._loading.keys()
         rank.carry_out(order for order in step.orders if not _is_store(order))
+        step_loads.begin({name: load for name, load in step.loads.items() if load.synchronous}, step.orders)
+
+    def before_pass(self) -> None:
+        """The model is about to compute."""
+        if self._step_loads is not None:
+            self._step_loads.before_pass()
+
+    def wait_for_layer(self, name: str) -> None:
+        """The model is about to read this layer's KV."""
+        if self._step_loads is not None:
+            self._step_loads.wait_for_layer(name)
 
     def after_forward(self, step: StepOrders) -> None:
-        """The step's KV is computed: begin to store."""
-        if self._rank_plane is not None:
-            self._rank_plane.carry_out(order for order in step.orders if _is_store(order))
+        """The step's KV is computed: begin to store, but nothing that was computed behind a load that failed."""
+        rank = self._rank_plane
+        if rank is None:
+            return
+        self._end_synchronous(step)
+        for order in step.orders:
+            if isinstance(order, Transfer) and order.ticket in self._spoilt:
+                rank.refuse(order)
+            elif _is_store(order):
+                rank.carry_out((order,))
+
+    def _end_synchronous(self, step: StepOrders) -> None:
+        """Once the pass is over, whichever of vLLM's calls comes first. vLLM hears of these loads by what is missing
+        alone; of a pass that ran ahead of its load it has to hear of a block too."""
+        assert self._step_loads is not None
+        late = self._step_loads.end(computed=not step.idle)
+        if not any(load.synchronous for load in step.loads.values()):
+            return
+        self._take_news()
+        for request, load in step.loads.items():
+            loading = self._loading.pop(request, None) if load.synchronous else None
+            if loading is None:
+                continue
+            if request in late:
+                loading.failed.add(int(loading.blocks[-1]))
+            if loading.failed:
+                self._invalid |= loading.failed
+                self._spoilt.update(load.stores)
 
     def ended_loads(self, step: StepOrders | None) -> set[str]:
         """Requests nothing of whose loads can touch a block any more; see :meth:`take_invalid` for what is missing."""
         rank = self._rank_plane
         if rank is None:
             return set()
-        news = rank.poll()
-        if not news and step is not None and step.idle and rank.plane.pending():
+        if step is not None:
+            self._end_synchronous(step)
+        if not self._take_news() and step is not None and step.idle and rank.plane.pending():
             rank.plane.wait(IDLE_PATIENCE)
-            news = rank.poll()
+            self._take_news()
         for line in rank.refused:
             logger.warning("kvtier, rank %d: %s", self._rank, line)
         rank.refused.clear()
-        self._news += news
-        for done in news:
-            self._note(done)
         ended = {request for request, loading in self._loading.items() if not loading.tickets}
         for request in ended:
             loading = self._loading.pop(request)
             self._invalid |= set(loading.blocks.tolist()) if request in self._void else loading.failed
             self._void.discard(request)
         return ended
+
+    def _take_news(self) -> bool:
+        """Note what the data plane says; whether it said anything."""
+        news = self._rank_plane.poll() if self._rank_plane is not None else []
+        self._news += news
+        for done in news:
+            self._note(done)
+        return bool(news)
 
     def _note(self, done: Completion) -> None:
         known = self._by_ticket.get(done.ticket)
@@ -215,7 +265,7 @@ class WorkerSide:
 
     def close(self) -> None:
         """Let the copies that are under way end, then give memory, threads and files back."""
-        plane, self._plane, self._rank_plane = self._plane, None, None
+        plane, self._plane, self._rank_plane, self._step_loads = self._plane, None, None, None
         if plane is None:
             return
         for _ in range(int(CLOSE_PATIENCE / 0.1)):

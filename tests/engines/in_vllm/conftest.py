@@ -45,9 +45,17 @@ def run(model):
 
 
 @pytest.fixture(scope="session")
-def plain(run):
-    """The tokens that prompts 0 to 3 lead to without a connector."""
-    return [result["tokens"] for result in run(None, *[["generate", n] for n in range(4)])]
+def alone(run):
+    """The tokens that prompts lead to without a connector, by number: 0 to 3, and 100 to 102 that repeat themselves."""
+    asked = [0, 1, 2, 3, 100, 101, 102]
+    results = run(None, *[["generate", n] for n in asked])
+    return {n: result["tokens"] for n, result in zip(asked, results, strict=True)}
+
+
+@pytest.fixture(scope="session")
+def plain(alone):
+    """Those of prompts 0 to 3."""
+    return [alone[n] for n in range(4)]
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,8 @@
 ``extra`` null: no connector. ``processes``: front end, engine and worker in a process each, as vLLM is by default; one
 for all starts several times faster. Steps: ``generate`` [prompt number, salt], ``batch`` [prompt numbers], ``reset``
 [connector too], ``quiet`` (until nothing is under way), ``abort`` [prompt number, after how many engine steps],
-``metrics``, ``remove`` [folder], ``disk`` [what bad_disk.py is to make of it].
+``spoil`` (one bit of every page in host memory), ``events`` (told by vLLM's publisher since the start: kind, medium,
+blocks), ``metrics``, ``remove`` [folder], ``disk`` [what bad_disk.py is to make of it].
 """
 
 import json
@@ -26,6 +27,9 @@ DEVICE_BLOCKS = 12  # the longest request and one more: each prompt pushes the o
 
 
 def prompt(number):
+    """From 100 on its tokens repeat, so that what follows can be guessed from it."""
+    if number >= 100:
+        return [(37 * number + 1009 * (i % 10)) % 4000 + 100 for i in range(PROMPT)]
     return [(7 * i + 13 * number * (i % 5 + 1)) % 40000 + 100 for i in range(PROMPT)]
 
 
@@ -56,11 +60,22 @@ def make(plan):
     )
 
 
+def subscribe(plan):
+    """To the events that an engine will publish."""
+    import zmq
+
+    socket = zmq.Context.instance().socket(zmq.SUB)
+    socket.subscribe("")
+    socket.connect(plan["options"]["kv_events_config"]["endpoint"])
+    return socket
+
+
 class Driver:
-    def __init__(self, llm):
+    def __init__(self, plan):
         from vllm import SamplingParams
 
-        self.llm = llm
+        self.published = subscribe(plan) if "kv_events_config" in plan.get("options", {}) else None
+        self.llm = make(plan)
         self.sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
 
     def generate(self, number, salt=None):
@@ -83,6 +98,24 @@ class Driver:
 
     def remove(self, folder):
         shutil.rmtree(folder)
+
+    def spoil(self):
+        """One bit in every page in host memory; the engine has to be in this process."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        host = get_kv_transfer_group()._worker._plane.host
+        for slot in range(host.slots):
+            host.page(slot)[12345] ^= 1
+
+    def events(self):
+        import msgspec
+        from vllm.distributed.kv_events import KVEventBatch
+
+        told = []
+        while self.published.poll(500):
+            batch = msgspec.msgpack.decode(self.published.recv_multipart()[-1], type=KVEventBatch)
+            told += [[type(e).__name__, e.medium, [str(name) for name in e.block_hashes]] for e in batch.events]
+        return told
 
     def disk(self, said):
         """Whole or not at all, since the worker reads it meanwhile."""
@@ -114,7 +147,7 @@ def main():
     os.dup2(2, 1)
     plan = json.loads(sys.argv[1])
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(plan.get("processes", False)))
-    driver = Driver(make(plan))
+    driver = Driver(plan)
     results = [getattr(driver, name)(*arguments) for name, *arguments in plan["steps"]]
     driver.llm.llm_engine.engine_core.shutdown()
     print(json.dumps(results), file=answers, flush=True)

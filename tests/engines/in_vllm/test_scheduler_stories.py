@@ -33,12 +33,15 @@ from kvtier.catalog import PageStatus, Tier
 from kvtier.connectors.vllm import KVTierConnector
 from kvtier.connectors.vllm import scheduler as scheduler_side
 from kvtier.connectors.vllm import worker as worker_side
+from kvtier.connectors.vllm.step_loads import StepLoads
 from kvtier.offload import OffloadManager
 from kvtier.relay import RankPlane, RelayPlane
 from kvtier.sim.plane import Faults, SimulatedPlane, ViolationError
 
 BLOCK = 32
-LAYER = "model.layers.0.self_attn.attn"
+LAYERS = [f"model.layers.{layer}.self_attn.attn" for layer in range(2)]
+GARBAGE = b"computed behind a block that was not there"
+WRONG = 999  # the token that such a pass leads to
 GENERATION = slice(96, 104)  # of an identity
 LABEL = slice(112, 144)  # of an identity: vLLM's own hash of the block
 MODEL = {
@@ -48,7 +51,7 @@ MODEL = {
     "intermediate_size": 32,
     "num_attention_heads": 1,
     "num_key_value_heads": 1,
-    "num_hidden_layers": 1,
+    "num_hidden_layers": 2,
     "vocab_size": 1000,
     "max_position_embeddings": 512,
 }
@@ -94,8 +97,14 @@ class Plane(SimulatedPlane):
         self._still.pop(ticket, None)
 
     def wait(self, timeout):
-        self._clock.now += timeout
+        self._clock.now += min(timeout, 0.02)
         return super().wait(timeout)
+
+    def wait_for_slices(self, ticket, count, timeout):
+        end = self._clock() + timeout
+        while ticket in self._running and self._clock() < end:
+            self.wait(end - self._clock())
+        return any(done.ticket == ticket and done.whole for done in self._reports)
 
     def step(self, moves=1):
         for ticket in [ticket for ticket, until in self._still.items() if until <= self._clock()]:
@@ -107,6 +116,9 @@ class Plane(SimulatedPlane):
     def _copy(self, transfer, hop, page):
         source, target = transfer.path[hop], transfer.path[hop + 1]
         held = self.content[source][int(transfer.slots[hop, page])]
+        if source == Tier.DEVICE and held == GARBAGE:  # another rank says that the page is none
+            self.content[target][int(transfer.slots[hop + 1, page])] = held
+            return
         if held is None or held[:32] != transfer.identities[page, LABEL].tobytes():
             raise ViolationError(f"transfer {transfer.ticket} copies a {source.name} slot that holds another block")
         generation = int.from_bytes(transfer.identities[page, GENERATION].tobytes(), "little")
@@ -116,9 +128,10 @@ class Plane(SimulatedPlane):
 
 class Engine:
     """vLLM's loop around its scheduler. A worker's model is only what it leaves behind: in each block the hash of all
-    tokens up to its end and, where the block is not full, of how far it is filled."""
+    tokens up to its end and, where the block is not full, of how far it is filled. What it computes behind a block that
+    a load should have filled and did not is garbage, and somebody has to say so."""
 
-    def __init__(self, seed, folder, monkeypatch, *, ranks, blocks, tiers, faults, lost, policy, extra):
+    def __init__(self, seed, folder, monkeypatch, *, ranks, blocks, tiers, faults, lost, policy, extra, options=None):
         self.random = random.Random(seed)
         self.clock, self.ranks, self.blocks = Clock(), ranks, blocks
         self.seen: Counter[str] = Counter()
@@ -128,6 +141,8 @@ class Engine:
         self.tables: dict[str, list[int]] = {}
         self.stems = [[self.random.randrange(600) for _ in range(320)] for _ in range(3)]
         self.planes: list[Plane] = []
+        self.awaited: set[str] = set()
+        self.garbled: set[str] = set()
 
         def plane(config, geometry, device, *, label_bytes, rank, world):
             assert (label_bytes, world) == (32, ranks)
@@ -136,16 +151,18 @@ class Engine:
 
         monkeypatch.setattr(worker_side, "LocalDataPlane", plane)
         monkeypatch.setattr(worker_side, "RankPlane", partial(RankPlane, clock=self.clock))
+        monkeypatch.setattr(worker_side, "StepLoads", partial(StepLoads, clock=self.clock))
+        monkeypatch.setattr("kvtier.layers._SLICE_BYTES", 1)
         monkeypatch.setattr(scheduler_side, "RelayPlane", partial(RelayPlane, clock=self.clock))
         monkeypatch.setattr(scheduler_side, "OffloadManager", partial(OffloadManager, clock=self.clock, max_nodes=300))
         monkeypatch.setattr(scheduler_side, "time", SimpleNamespace(monotonic=self.clock))
-        self.config = self._configure(folder, policy, extra)
+        self.config = self._configure(folder, policy, extra, options or {})
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=2, dtype=torch.float32)
         page = spec.page_size_bytes
         kv = KVCacheConfig(
             num_blocks=blocks,
-            kv_cache_tensors=[KVCacheTensor(page * blocks, [LAYER], page * blocks, page)],
-            kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)],
+            kv_cache_tensors=[KVCacheTensor(page * blocks, [layer], page * blocks, page) for layer in LAYERS],
+            kv_cache_groups=[KVCacheGroupSpec(LAYERS, spec)],
             hash_block_size=BLOCK,
         )
         self.scheduler = Scheduler(self.config, kv, StructuredOutputManager(self.config), BLOCK, log_stats=True)
@@ -155,7 +172,7 @@ class Engine:
                 "vllm.distributed.parallel_state.get_tensor_model_parallel_rank", lambda rank=rank: rank
             )
             worker = KVTierConnector(self.config, KVConnectorRole.WORKER, kv)
-            worker.register_kv_caches({LAYER: torch.zeros(blocks, 1, BLOCK, 4)})
+            worker.register_kv_caches({layer: torch.zeros(blocks, 1, BLOCK, 4) for layer in LAYERS})
             self.workers.append(worker)
         met = {rank: worker.get_handshake_metadata() for rank, worker in enumerate(self.workers)}
         self.scheduler.get_kv_connector().set_xfer_handshake_metadata(pickle.loads(pickle.dumps(met)))
@@ -163,7 +180,7 @@ class Engine:
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(BLOCK, sha256)
 
-    def _configure(self, folder, policy, extra):
+    def _configure(self, folder, policy, extra, options):
         (folder / "config.json").write_text(json.dumps(MODEL))
         (folder / "disk").mkdir()
         extra = {
@@ -191,20 +208,26 @@ class Engine:
             max_num_batched_tokens=96,
             scheduling_policy=policy,
             kv_transfer_config=transfer,
+            **options,
         ).create_engine_config()
         config.parallel_config.tensor_parallel_size = self.ranks
         config.cache_config.num_gpu_blocks = self.blocks
         layer = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "none"))
-        config.compilation_config.static_forward_context[LAYER] = layer
+        config.compilation_config.static_forward_context |= dict.fromkeys(LAYERS, layer)
         return config
 
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def step(self):
         self.clock.now += self.random.random() * 0.02
-        if self.scheduler.has_requests():
+        if self.scheduler.has_requests() or self.side.manager.placement.under_way:
             scheduled = self.scheduler.schedule()
-            self.scheduler.update_from_output(scheduled, self.execute(scheduled))
+            executed = self.execute(scheduled)
+            if self.random.random() < 0.05:
+                self.abort()
+            told = self.scheduler.update_from_output(scheduled, executed)
+            answers = [token for one in told.values() for output in one.outputs for token in output.new_token_ids]
+            assert WRONG not in answers, "an answer to what was not there"
         self.side.manager.catalog.check()
 
     @property
@@ -221,15 +244,37 @@ class Engine:
             worker.handle_preemptions(mine)
             worker.bind_connector_metadata(mine)
         self.advance()
+        self.awaited = {name for name, load in metadata[0].loads.items() if load.synchronous}
+        self.seen["awaited"] += len(self.awaited)
+        assert bool(self.awaited) == scheduled.has_sync_kv_loads
+        if self.awaited:
+            for worker in self.workers:
+                worker.start_load_kv(None)
+        if self.random.random() < 0.9:  # else the pass is a recorded one
+            self.ask_by_layer()
         sampled = {name: self.compute(name, n) for name, n in scheduled.num_scheduled_tokens.items()}
         outputs = []
         for worker in self.workers:
-            worker.start_load_kv(None)
+            if not self.awaited:
+                worker.start_load_kv(None)
             worker.wait_for_save()
             self.advance()
             outputs.append(self.answer(worker, scheduled, sampled))
             worker.clear_connector_metadata()
-        return self.aggregator.aggregate(outputs)
+        answer = self.aggregator.aggregate(outputs)
+        for name in self.garbled:
+            invalid = answer.kv_connector_output.invalid_block_ids
+            assert not invalid.isdisjoint(self.tables[name]), f"{name} read what had not come, and nobody said so"
+        self.seen["garbled"] += len(self.garbled)
+        self.garbled.clear()
+        assert self.awaited.isdisjoint(answer.kv_connector_output.finished_recving or ()), "reported twice"
+        return answer
+
+    def ask_by_layer(self):
+        for layer in LAYERS:
+            self.advance()
+            for worker in self.workers:
+                worker.wait_for_layer_load(layer)
 
     def answer(self, worker, scheduled, sampled):
         results = worker.get_transfer_results(scheduled.finished_req_ids)
@@ -274,11 +319,14 @@ class Engine:
             wanted = self.content(request, index, before)
             for plane in self.planes:
                 held = plane.content[Tier.DEVICE][table[index]]
-                assert held == wanted, f"{name}: block {index} of {before} tokens holds something else"
+                if held != wanted:
+                    assert name in self.awaited, f"{name}: block {index} of {before} tokens holds something else"
+                    self.garbled.add(name)
+        garbled = name in self.garbled
         for index in range(before // BLOCK, -(-end // BLOCK)):
             for plane in self.planes:
-                plane.content[Tier.DEVICE][table[index]] = self.content(request, index, end)
-        return [self.texts[name][end]] if end == request.num_tokens else []
+                plane.content[Tier.DEVICE][table[index]] = GARBAGE if garbled else self.content(request, index, end)
+        return [WRONG if garbled else self.texts[name][end]] if end == request.num_tokens else []
 
     def content(self, request, index, tokens):
         """What a block holds when ``tokens`` of the request are computed."""
@@ -349,7 +397,7 @@ class Engine:
 
     def finish(self):
         for _ in range(20_000):
-            if not self.scheduler.has_requests():
+            if not self.scheduler.has_requests() and not self.side.manager.placement.under_way:
                 break
             self.step()
         assert not self.scheduler.requests, f"never ends: {self.scheduler.requests}"
@@ -363,15 +411,27 @@ class Engine:
         assert manager.catalog.stats()["leases"] == 0
         for tier, usage in manager.stats().slots.items():
             assert usage["free"] + usage["ready"] == usage["capacity"], f"{tier} leaks: {usage}"
-        for what in (side._requests, side._loads, side._written, side._void):
+        for tier in manager._tiers:
+            slots, ready, identities = manager.catalog.contents(tier)
+            for slot, identity in zip(slots[ready], identities[ready], strict=True):
+                for plane in self.planes:
+                    assert plane.content[tier][int(slot)][:32] == identity[LABEL].tobytes(), "garbage is ready"
+        for what in (side._requests, side._loads, side._written, side._void, side._unproven, side._beside):
             assert not what
-        for what in (manager._requests, manager._loads, manager._reading, manager.placement.under_way):
+        for what in (manager._requests, manager._loads._tickets, manager._reading, manager.placement.under_way):
             assert not what
         assert not side.busy
         assert side._relay.pending() == 0
         for worker in self.workers:
             ours = worker._worker
-            for what in (ours._loading, ours._by_ticket, ours._void, ours._invalid, ours._news):
+            for what in (
+                ours._loading,
+                ours._by_ticket,
+                ours._void,
+                ours._invalid,
+                ours._news,
+                ours._step_loads._loads,
+            ):
                 assert not what
             assert not ours._rank_plane._shapes
 
@@ -388,9 +448,12 @@ def alone(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", sorted(FAULTS))
 @pytest.mark.parametrize("tiers", TIERS, ids=lambda tiers: "-".join(map(str, tiers.values())))
-@pytest.mark.parametrize(("ranks", "policy", "write"), [(1, "fcfs", "at_once"), (2, "priority", "second_use")])
+@pytest.mark.parametrize(
+    ("ranks", "policy", "write", "mode"),
+    [(1, "fcfs", "at_once", "async"), (2, "priority", "second_use", "async"), (2, "fcfs", "at_once", "sync")],
+)
 def test_no_story_reads_a_wrong_block_or_leaves_anything_behind(
-    seed, kind, tiers, ranks, policy, write, tmp_path, monkeypatch
+    seed, kind, tiers, ranks, policy, write, mode, tmp_path, monkeypatch
 ):
     faults, lost = FAULTS[kind]
     engine = Engine(
@@ -403,7 +466,8 @@ def test_no_story_reads_a_wrong_block_or_leaves_anything_behind(
         faults=faults,
         lost=lost,
         policy=policy,
-        extra={"disk": Tier.DISK in tiers, "host.write": write},
+        extra={"disk": Tier.DISK in tiers, "host.write": write, "load_mode": mode},
+        options={"long_prefill_token_threshold": 40} if mode == "sync" else {},
     )
     for _ in range(600):
         engine.live()

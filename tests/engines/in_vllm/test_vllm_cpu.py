@@ -38,6 +38,59 @@ def test_a_prompt_that_vllm_evicted_is_served_from_host_memory(plain, first, pag
     assert not any(name.startswith("vllm:kvtier_failures") for name in metrics)
 
 
+def test_a_step_that_waits_for_its_loads_changes_no_token_and_what_does_not_come_is_computed(
+    run, plain, page, tmp_path
+):
+    extra = EXTRA | {"load_mode": "sync", "mover.verify_host": True}
+    publisher = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"ipc://{tmp_path}/told"}
+    *asked, _, alone, together, before, told, _, _, lost, again, also, after = run(
+        extra,
+        *[["generate", n] for n in (0, 1, 2, 3)],
+        ["quiet"],
+        ["generate", 0],
+        ["batch", [1, 2]],
+        ["metrics"],
+        ["events"],
+        ["abort", 3, 1],
+        ["spoil"],
+        ["generate", 0],
+        ["generate", 0],
+        ["batch", [1, 3]],
+        ["metrics"],
+        options={"kv_events_config": publisher},
+    )
+    assert tokens([*asked, alone, *together]) == [*plain, *plain[:3]]
+    assert cached([*asked, alone, *together]) == [0, 0, 0, 0, FULL, FULL, FULL]
+    assert before["vllm:kvtier_loads_synchronous"] == 3
+    assert before["vllm:kvtier_loaded_tokens:host"] == 3 * FULL
+    assert before["vllm:prompt_tokens_cached_by_source:host"] == 3 * FULL
+    assert before["vllm:kvtier_bytes_moved:host_to_device"] == 3 * 6 * page
+    assert not any(name.startswith("vllm:kvtier_failures") for name in before)
+    stored = {
+        medium: {name for kind, where, names in told for name in names if where == medium and kind == "BlockStored"}
+        for medium in ("CPU", "GPU")
+    }
+    assert len(stored["CPU"]) == 4 * 6
+    assert stored["CPU"] <= stored["GPU"], "named as vLLM names them"
+    assert cached([again]) == [FULL]
+    assert tokens([lost, again, *also]) == [plain[0], plain[0], plain[1], plain[3]]
+    assert after["vllm:kvtier_failures:corrupt"] == 3 * 6
+    more = after["vllm:kvtier_loaded_tokens:host"] - before["vllm:kvtier_loaded_tokens:host"]
+    assert more == 2 * FULL, "of the aborted one, and what was computed again and stored"
+
+
+def test_guessed_tokens_are_neither_stored_nor_missed(run, alone):
+    """Speculative decoding without a draft model: what was accepted of the guesses is KV like any other."""
+    asked = [["generate", n] for n in (100, 101, 102, 100, 101, 102)]
+    guess = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}}
+    *results, metrics = run(EXTRA | {"load_mode": "sync"}, *asked, ["metrics"], options=guess)
+    assert tokens(results) == [alone[n] for _, n in asked]
+    assert cached(results) == [0, 0, 0, FULL, FULL, FULL]
+    assert metrics["vllm:spec_decode_num_accepted_tokens"] > 0
+    assert metrics["vllm:kvtier_loads_synchronous"] == 3
+    assert metrics["vllm:kvtier_loaded_tokens:host"] == 3 * FULL
+
+
 def test_after_a_restart_it_is_served_from_disk(run, plain, store):
     *results, metrics = run(EXTRA | {"disk.path": str(store)}, *[["generate", n] for n in (2, 0, 3)], ["metrics"])
     assert tokens(results) == [plain[2], plain[0], plain[3]]

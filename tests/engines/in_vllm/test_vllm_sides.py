@@ -1,4 +1,4 @@
-"""The connector's two sides with vLLM's types and real bytes, without a model: two ranks in one process."""
+"""The connector's two sides with vLLM's types and real bytes, without a model: the ranks in one process."""
 
 import os
 from collections import Counter
@@ -68,11 +68,14 @@ class Engine:
             worker.adopt({f"layer.{i}": buffer[i] for i in range(LAYERS)})
             self.workers.append(worker)
             self.caches.append(buffer)
-        self.scheduler.connect({rank: worker.introduction for rank, worker in enumerate(self.workers)})
+        self.connect()
         self.finished, self.invalid = set(), set()
         self.ended = Counter()  # how many ranks have reported a request
 
-    def step(self, new=(), compute=None, computed=()):
+    def connect(self):
+        self.scheduler.connect({rank: worker.introduction for rank, worker in enumerate(self.workers)})
+
+    def step(self, new=(), compute=None):
         """``new``: (request, table, computed tokens); ``compute`` writes KV."""
         output = SimpleNamespace(
             scheduled_new_reqs=[
@@ -102,7 +105,7 @@ class Engine:
             self.invalid |= worker.take_invalid()
             told = worker.report()
             report = told if report is None else report.aggregate(told) if told is not None else report
-        self.scheduler.take(report)
+        self.scheduler.take(report, self.invalid)
         self.finished |= {name for name, ranks in self.ended.items() if ranks == len(self.workers)}
         return orders
 
@@ -176,30 +179,44 @@ def load(engine, name="b", table=(5, 6, 7, 8)):
     return again, found
 
 
-def test_both_ranks_get_their_own_bytes_back(engine):
-    two = engine()
-    kept = store(two)
-    again, found = load(two)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_all_ranks_get_their_own_bytes_back(engine, ranks):
+    all_of = engine(ranks=ranks)
+    kept = store(all_of)
+    again, found = load(all_of)
     assert found == (4 * TOKENS, True)
-    assert two.scheduler.sources(again, 4 * TOKENS) == {CacheHitSource.HOST: 4 * TOKENS}
-    two.until(lambda: "b" in two.finished)
-    assert not two.invalid
-    assert all(torch.equal(x, y) for x, y in zip(content(two, [5, 6, 7, 8]), kept, strict=True))
-    assert not torch.equal(*kept)
+    assert all_of.scheduler.sources(again, 4 * TOKENS) == {CacheHitSource.HOST: 4 * TOKENS}
+    all_of.until(lambda: "b" in all_of.finished)
+    assert not all_of.invalid
+    assert all(torch.equal(x, y) for x, y in zip(content(all_of, [5, 6, 7, 8]), kept, strict=True))
+    assert not any(torch.equal(kept[0], other) for other in kept[1:])
 
 
-def test_a_page_that_one_rank_lost_is_reported_and_the_rest_is_right(engine, tmp_path):
+def test_a_prefix_is_as_long_as_on_the_rank_that_has_the_least_of_it(engine, tmp_path):
+    extra = {"disk.path": str(tmp_path), "disk.size": "8MiB", "weights_revision": "1"}
+    first = engine(extra, ranks=4)
+    store(first)
+    name = request("a", 4 * TOKENS).block_hashes[2]
+    disk = first.workers[3]._plane.disk
+    slots, identities = disk.records()
+    disk.clear(slots[[identity[112:144].tobytes() == name for identity in identities]])
+    first.close()
+    assert load(engine(extra, ranks=4))[1] == (2 * TOKENS, True)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_page_that_one_rank_lost_is_reported_and_the_rest_is_right(engine, tmp_path, ranks):
     extra = {"disk.path": str(tmp_path), "disk.size": "8MiB", "host.size": "1MiB", "weights_revision": "1"}
-    first = engine(extra)
+    first = engine(extra, ranks)
     kept = store(first)
     first.close()
-    slab = next(tmp_path.rglob("rank-1-of-2/slab"))
+    slab = next(tmp_path.rglob(f"rank-1-of-{ranks}/slab"))
     data = bytearray(slab.read_bytes())
     page = LAYERS * HEADS * TOKENS * ROW * 4
     broken = [n for n in range(len(data) // page) if any(data[n * page : (n + 1) * page])][2]
     data[broken * page + 77] ^= 1
     slab.write_bytes(data)
-    second = engine(extra)
+    second = engine(extra, ranks)
     _, found = load(second)
     assert found == (4 * TOKENS, True)
     second.until(lambda: "b" in second.finished)
