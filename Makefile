@@ -70,7 +70,7 @@ $(VLLM_VENV)/.kvtier-ready: requirements/vllm.txt requirements/torch.txt require
 	@$(PYTHON) requirements/provision.py $(VLLM_VENV) vllm
 	@touch $@
 
-setup-vllm: $(VLLM_VENV)/.kvtier-ready  ## make $(VLLM_VENV), 3.5 GB: vLLM's CPU build and what it needs
+setup-vllm: $(VLLM_VENV)/.kvtier-ready  ## make $(VLLM_VENV), 2.5 GB: vLLM's CPU build and what it needs
 
 test-vllm: build setup-vllm  ## run the connector's tests inside the real vLLM, on the CPU
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -n 2 --dist loadfile tests/engines/in_vllm
