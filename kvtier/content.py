@@ -72,7 +72,7 @@ class Content:
         A span may reach beyond the tokens that are known so far. ValueError, and nothing is changed, for what is no
         token id, no span, or a span that begins before the first of ``tokens``.
         """
-        no_media = type(media) is tuple and not media  # nearly always
+        no_media = isinstance(media, (tuple, list)) and not media  # nearly always
         if no_media and self.native.append(tokens):
             return
         ids = as_tokens(tokens)

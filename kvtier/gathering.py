@@ -19,7 +19,9 @@ __all__ = ["Gathering"]
 
 _BLOCKS = 8  # or fewer, of so many bytes: then an order is small beside the copy
 _BYTES = 4 << 20
-_STEPS = 8  # that any of them waits
+_MANY = 2  # times as many do not wait for the end of the step: a prompt
+_STEPS = 8  # that any of them waits,
+_LONG = 12  # or with other work in each of them
 
 
 class Gathering:
@@ -41,14 +43,17 @@ class Gathering:
             return
         self.waiting[sequence.request] = sequence, blocks
         self._count += new
-        if self._count >= self._most or sequence.tail is not None:  # what loads behind these must know how far they are
+        if self._count >= _MANY * self._most or sequence.tail is not None:  # what loads behind these must know of them
             self.flush()
 
-    def step(self) -> None:
-        """A step of the engine has ended in which some wait."""
+    def step(self, *, busy: bool = False) -> bool:
+        """A step of the engine has ended in which some wait; returns whether they waited long enough. In a ``busy`` one
+        they may wait for another."""
         self._steps += 1
-        if self._steps >= _STEPS:
+        due = self._steps >= _LONG if busy else self._count >= self._most or self._steps >= _STEPS
+        if due:
             self.flush()
+        return due
 
     def flush(self) -> None:
         """Wait for no more."""

@@ -314,15 +314,17 @@ class CacheManager:
         Waits at most ``timeout`` seconds for news, 0 or more and finite. When a request got less than promised and the
         device is full, its table is shorter by as much: call ``allocate_slots`` again before computing past it.
         """
-        if (type(timeout) is not float or timeout) and arguments.seconds("timeout", timeout, 0) > 0:
+        idle = (type(timeout) is not float or bool(timeout)) and arguments.seconds("timeout", timeout, 0) > 0
+        if idle:
             self.plane.wait(self._loader.patience(timeout))
         done = self.plane.poll()
         ended = self.placement.settle(done) if done else {}
         loaded = self._loader.advance(ended) if self._loader.expects_news else []
+        spent = 1 if done else 0  # of what a step may do for things that nobody waits for
+        if self._gathering.waiting and self._gathering.step(busy=bool(done)):
+            spent = 2
         if self._prefetcher.expects:
-            self._prefetcher.pump(ended)
-        if self._gathering.waiting:
-            self._gathering.step()
+            self._prefetcher.pump(ended, spent=spent, idle=idle)
         if self.placement.ahead:
             self.placement.maintain()
         return loaded

@@ -50,11 +50,13 @@ __all__ = ["OUTCOMES", "Prefetched", "Prefetcher"]
 OUTCOMES = ("used", "late", "wasted", "cancelled")
 
 _AT_A_TIME = 2  # transfers under way: one that is served and the next
-_PART_BYTES = 4 << 20  # of one transfer at most, and no more than the lane moves in so many seconds
+_PART_BYTES = 16 << 20  # of one transfer at most, and no more than the lane moves in so many seconds
 _PART_SECONDS = 0.02
 _WORTH = 4  # of what it lacks the most urgent hint takes a part of one in so many or more
 _LIMIT = 4096  # hints
-_A_STEP = 2  # hints that are looked for, as many that are given up, and as many sent on, in one step of the engine
+_A_STEP = 2  # hints that are looked for, brought a part of, given up or sent on in one step of the engine,
+_IDLE_STEP = 8  # and in one in which it waits anyhow
+_UNSEEN = 4  # that are given up at a time where they were never looked for, which is little to do
 _SOON = 0.25  # seconds before its expected start from which a request's pages go on to the device: some steps
 
 
@@ -126,7 +128,8 @@ class Prefetcher:
         self._overdue: list[tuple[float, int, _Expected]] = []  # those to be served, all,
         self._coming: list[tuple[float, int, _Expected]] = []  # and those that will go on to the device,
         self._soon: deque[_Expected] = deque()  # which these do when all of theirs is in host memory
-        self._looks = 0  # that may still be had in this step
+        self._rests = False
+        self._turn = 0  # of _DUTIES
         self.blocks: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         """Blocks by what became of them; those still to be used are in none of the counts."""
 
@@ -216,20 +219,45 @@ class Prefetcher:
 
     # ---- serving them --------------------------------------------------------------------------------------------
 
-    def pump(self, ended: Mapping[int, bool]) -> None:
-        """Note what has ended, give up what did not come, and order what is most urgent."""
+    def pump(self, ended: Mapping[int, bool], *, spent: int = 0, idle: bool = False) -> None:
+        """Note what has ended, then do what is due: few things in a step, of which others ``spent`` some, and at least
+        one in every other step; more when the engine is ``idle``.
+
+        Each is a call or two, as long as a step may spend on it: give one hint up, look for one or order a part of it,
+        send one on to the device. They take turns, so that none of these is kept up by the others.
+        """
         for ticket in self._by_ticket.keys() & ended.keys():
             self._by_ticket.pop(ticket).tickets.discard(ticket)
-        now = self._clock()
-        for expected in self._reached(self._overdue, now - self._grace):
+        left = _IDLE_STEP if idle else _A_STEP - spent
+        self._rests = left < 1 and not self._rests
+        if self._rests:
+            return
+        now, left, without = self._clock(), max(left, 1), 0
+        while left and without < len(_DUTIES):
+            self._turn = (self._turn + 1) % len(_DUTIES)
+            if _DUTIES[self._turn](self, now):
+                left, without = left - 1, 0
+            else:
+                without += 1
+
+    def _give_one_up(self, now: float) -> bool:
+        for _ in range(_UNSEEN):
+            expected = self._next_of(self._overdue, now - self._grace)
+            if expected is None:
+                return False
             self._give_up(expected)
-        self._looks = _A_STEP
-        while len(self._by_ticket) < _AT_A_TIME and self._issue_next():
-            pass
-        for expected in self._reached(self._coming, now + _SOON):
-            if not expected.soon:  # once, however often it is put off and back
-                expected.soon = True
-                self._soon.append(expected)
+            if expected.wanted is not None:
+                break
+        return True
+
+    def _bring_one(self, now: float) -> bool:
+        return len(self._by_ticket) < _AT_A_TIME and self._issue_next(now)
+
+    def _lift_one(self, now: float) -> bool:
+        coming = self._next_of(self._coming, now + _SOON)
+        if coming is not None and not coming.soon:  # once, however often it is put off and back
+            coming.soon = True
+            self._soon.append(coming)
         for _ in range(min(_A_STEP, len(self._soon))):
             expected = self._soon.popleft()
             if self._expected.get(expected.name) is not expected or len(expected.lifted):
@@ -239,15 +267,16 @@ class Prefetcher:
             else:
                 expected.soon = False
                 self._lift(expected)
+                return True
+        return False
 
-    def _reached(self, heap: list[tuple[float, int, _Expected]], until: float) -> list[_Expected]:
-        """Of those in ``heap`` the next ones that are due by then, as many as a step may deal with."""
-        found: list[_Expected] = []
-        while heap and len(found) < _A_STEP and (self._is_stale(heap[0]) or heap[0][0] < until):
+    def _next_of(self, heap: list[tuple[float, int, _Expected]], until: float) -> _Expected | None:
+        """Of those in ``heap`` the next one, if it is due by then."""
+        while heap and (heap[0][0] < until or self._is_stale(heap[0])):
             entry = heappop(heap)
             if not self._is_stale(entry):
-                found.append(entry[2])
-        return found
+                return entry[2]
+        return None
 
     def _lift(self, expected: _Expected) -> None:
         """Send on to the device what lacks there of a request that will start soon."""
@@ -269,18 +298,16 @@ class Prefetcher:
         if wanted is not None and expected.issued:
             self._catalog.drop_left(Tier.HOST, wanted[: expected.issued])
 
-    def _issue_next(self) -> bool:
-        """Order a part of the most urgent hint; False: there is nothing to be done now."""
+    def _issue_next(self, now: float) -> bool:
+        """Look for the most urgent hint, or order a part of it; False: there is nothing to be done now."""
         while self._urgent:
             expected = self._urgent[0][2]
-            if self._is_stale(self._urgent[0]):
+            if self._is_stale(self._urgent[0]) or expected.due + self._grace < now:  # it will be given up
                 heappop(self._urgent)
                 continue
             if expected.wanted is None:
-                if not self._looks:
-                    return False  # in the next step
-                self._looks -= 1
                 expected.wanted = self._find(expected)
+                return True
             missing, room = len(expected.wanted) - expected.issued, self._room - self._held
             if missing > room and room * _WORTH < missing and self._held > expected.issued:
                 return False  # its turn comes when others have used or given up theirs; nobody passes it
@@ -340,3 +367,7 @@ class Prefetcher:
             return Prefetched(found, count, ticket)
         finally:
             self._catalog.release(SCRATCH)
+
+
+# Not kept as methods of one: such a cycle would keep the tiers' memory past the last use.
+_DUTIES = (Prefetcher._give_one_up, Prefetcher._bring_one, Prefetcher._lift_one)

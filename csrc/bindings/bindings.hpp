@@ -18,6 +18,7 @@ void bind_common(nanobind::module_& m);
 void bind_catalog(nanobind::module_& m);
 void bind_content(nanobind::module_& m);
 void bind_copy(nanobind::module_& m);
+void bind_costs(nanobind::module_& m);
 void bind_cuda(nanobind::module_& m);
 void bind_io(nanobind::module_& m);
 void bind_mover(nanobind::module_& m);

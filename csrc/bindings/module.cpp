@@ -8,6 +8,7 @@ NB_MODULE(_core, m) {
   kvtier::bind_content(m);
   kvtier::bind_catalog(m);
   kvtier::bind_copy(m);
+  kvtier::bind_costs(m);
   kvtier::bind_cuda(m);
   kvtier::bind_io(m);
   kvtier::bind_mover(m);

@@ -39,27 +39,34 @@ def test_blocks_are_told_together_when_they_are_many_or_have_waited_some_steps()
     gathered.add(one, 2)
     gathered.add(one, 2)  # said again
     gathered.add(other, 5)
-    assert not below.told
+    assert not gathered.step()
     gathered.add(one, 3)
+    assert not below.told
+    assert gathered.step()
     assert below.told == [[0, 1, 2, 0, 1, 2, 3, 4]]
     gathered.add(other, 6)
-    for _ in range(gathering._STEPS - 1):
-        gathered.step()
-    assert len(below.told) == 1
-    gathered.step()
+    assert [gathered.step() for _ in range(gathering._STEPS)] == [False] * (gathering._STEPS - 1) + [True]
     assert below.told[1:] == [[5]]
+    gathered.add(other, 14)
+    steps = [gathered.step(busy=True) for _ in range(gathering._LONG)]
+    assert steps == [False] * (gathering._LONG - 1) + [True]
     gathered.flush()
-    assert len(below.told) == 2
+    assert len(below.told) == 3
     assert not gathered.waiting
 
 
-def test_large_blocks_and_those_before_a_tail_wait_for_nobody():
-    below = Below(gathering._BYTES)
-    below.gathering.add(sequence(), 1)
+def test_large_blocks_wait_for_the_end_of_a_step_and_a_prompt_and_what_is_before_a_tail_for_nobody():
+    large = Below(gathering._BYTES)
+    large.gathering.add(sequence(), 1)
+    assert not large.told
+    assert large.gathering.step()
+    prompt = Below(4096)
+    prompt.gathering.add(sequence(), 16)
     small, racing = Below(4096), sequence()
     racing.tail = Tail(np.arange(4, dtype=np.uint32))
     small.gathering.add(racing, 1)
-    assert below.told == small.told == [[0]]
+    assert large.told == small.told == [[0]]
+    assert prompt.told == [list(range(16))]
 
 
 LOOKS = {

@@ -38,6 +38,7 @@ FORBIDDEN = {"sim": {"tiers", "tiers.device", "tiers.host", "tiers.disk", "mover
 INCLUDES = {
     "common": {"common"},
     "content": {"common", "content"},
+    "costs": {"costs"},
     "catalog": {"common", "catalog"},
     "copy": {"common", "copy"},
     "io": {"common", "io"},
@@ -48,6 +49,7 @@ INCLUDES = {
 SYSTEM_FORBIDDEN = {  # no I/O, no CUDA, no Python types in the catalog; no Python anywhere below the bindings
     "catalog": r"nanobind|Python\.h|cuda|fstream|iostream|fcntl|unistd|sys/|linux/|thread|mutex",
     "content": r"nanobind|Python\.h|cuda",
+    "costs": r"nanobind|Python\.h|cuda",
     "copy": r"nanobind|Python\.h",
     "io": r"nanobind|Python\.h|cuda",
     "mover": r"nanobind|Python\.h|cuda",

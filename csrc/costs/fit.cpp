@@ -1,0 +1,175 @@
+#include "costs/fit.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace kvtier {
+namespace {
+
+const double kClip = std::log(1.5);  // of the log of actual over predicted, from where an observation is a surprise
+constexpr std::uint64_t kYoung = 8;  // observations up to which each is solved for; from then on one in so many
+// Observations that what was known counts as, when the level has changed: its shape, until others tell.
+constexpr double kKept = 0.25;
+
+}  // namespace
+
+Fit::Fit(std::span<const double> ridge, double memory, std::size_t window)
+    : size_(ridge.size()), window_(window), decay_(1.0 - 1.0 / memory) {
+  if (ridge.empty() || ridge.size() > kMost || !(memory >= 1) || window % 2 != 1)
+    throw std::invalid_argument("ridge: " + std::to_string(ridge.size()) +
+                                " features, memory: " + std::to_string(memory) + ", window: " + std::to_string(window) +
+                                "; accepted: 1 to 3 features, 1 or more, an odd number");
+  std::copy(ridge.begin(), ridge.end(), ridge_.begin());
+}
+
+std::optional<double> Fit::predict(Features features) const {
+  if (!known_) return std::nullopt;
+  double seconds = 0;
+  for (std::size_t i = 0; i < size_; ++i) seconds += coefficients_[i] * features[i];
+  return seconds;
+}
+
+void Fit::observe(Features features, double seconds) {
+  const bool something = std::any_of(features.begin(), features.end(), [](double x) { return x > 0; });
+  if (!(seconds > 0 && seconds < std::numeric_limits<double>::infinity()) || !something) return;
+  double expected = predict(features).value_or(0);
+  if (expected != 0) {
+    if (recent_.size() == window_) recent_.erase(recent_.begin());
+    Seen seen{{}, seconds, std::log(seconds / expected)};
+    std::copy(features.begin(), features.end(), seen.features.begin());
+    recent_.push_back(seen);
+    if (level_changed()) {
+      expected = predict(features).value_or(0);
+      if (expected == 0) expected = seconds;
+    }
+    seconds = expected * std::exp(std::clamp(std::log(seconds / expected), -kClip, kClip));
+  }
+  add(features, seconds, std::pow(expected != 0 ? expected : seconds, -2.0));
+  ++observations_;
+  if (observations_ < kYoung || observations_ % kYoung == 0) solve();
+}
+
+void Fit::seed(std::span<const double> coefficients, double weight) {
+  const bool fine = std::all_of(coefficients.begin(), coefficients.end(),
+                                [](double c) { return c >= 0 && c < std::numeric_limits<double>::infinity(); });
+  if (coefficients.size() != size_ || !fine)
+    throw std::invalid_argument("coefficients: " + std::to_string(coefficients.size()) +
+                                " given; accepted: " + std::to_string(size_) + " of them, zero or more");
+  squares_ = {};
+  products_ = {};
+  for (std::size_t i = 0; i < size_; ++i) {
+    const double c = coefficients[i];
+    if (c <= 0) continue;
+    squares_[i][i] += weight / (c * c);
+    products_[i] += weight / c;
+  }
+  weight_ = weight;
+  recent_.assign(window_ - 1, Seen{});
+  solve();
+}
+
+// Whether the last observations agree that it takes longer, or shorter, than was believed; that is so then.
+bool Fit::level_changed() {
+  if (recent_.size() < window_) return false;
+  std::vector<double> residuals;
+  for (const Seen& seen : recent_) residuals.push_back(seen.residual);
+  const auto middle = residuals.begin() + static_cast<std::ptrdiff_t>(window_ / 2);
+  std::nth_element(residuals.begin(), middle, residuals.end());
+  const double level = *middle;
+  if (std::abs(level) <= kClip) return false;
+  std::vector<Seen> agree;
+  std::copy_if(recent_.begin(), recent_.end(), std::back_inserter(agree),
+               [level](const Seen& seen) { return seen.residual * level > 0 && std::abs(seen.residual) > kClip; });
+  rescale(std::exp(level), agree);
+  const Seen& newest = recent_.back();  // is added by who asks
+  const bool newest_agrees = newest.residual * level > 0 && std::abs(newest.residual) > kClip;
+  if (newest_agrees) agree.pop_back();
+  for (const Seen& seen : agree) add(of(seen), seen.seconds, std::pow(seen.seconds, -2.0));
+  solve();
+  for (Seen& seen : recent_) seen.residual = residual(seen);
+  return true;
+}
+
+double Fit::residual(const Seen& seen) const {
+  const double expected = predict(of(seen)).value_or(0);
+  return expected != 0 ? std::log(seen.seconds / expected) : 0.0;
+}
+
+// What made up most of the surprises took `factor` times as long, the rest in proportion to its share in them; weights
+// are those of relative errors still.
+void Fit::rescale(double factor, std::span<const Seen> surprises) {
+  Vector shares{}, factors{};
+  for (const Seen& seen : surprises) {
+    const double whole = predict(of(seen)).value_or(0);
+    for (std::size_t i = 0; i < size_ && whole > 0; ++i) shares[i] += coefficients_[i] * seen.features[i] / whole;
+  }
+  const double largest = *std::max_element(shares.begin(), shares.end());
+  const double most = largest != 0 ? largest : 1.0;
+  for (std::size_t i = 0; i < size_; ++i) factors[i] = 1.0 + (factor - 1.0) * shares[i] / most;
+  const double kept = std::min(1.0, kKept / weight_);
+  weight_ *= kept;
+  for (std::size_t i = 0; i < size_; ++i) {
+    for (std::size_t j = 0; j < size_; ++j) squares_[i][j] *= kept / (factors[i] * factors[j]);
+    products_[i] *= kept / factors[i];
+  }
+}
+
+void Fit::add(Features features, double seconds, double weight) {
+  weight_ = weight_ * decay_ + 1.0;
+  for (std::size_t i = 0; i < size_; ++i) {
+    for (std::size_t j = 0; j < size_; ++j)
+      squares_[i][j] = squares_[i][j] * decay_ + weight * features[i] * features[j];
+    products_[i] = products_[i] * decay_ + weight * features[i] * seconds;
+  }
+}
+
+void Fit::solve() {
+  std::array<std::size_t, kMost> used{};
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < size_; ++i)
+    if (squares_[i][i] > 0) used[count++] = i;
+  for (; count != 0; --count) {
+    double found[kMost];
+    solve_for({used.data(), count}, found);
+    const std::size_t worst = static_cast<std::size_t>(std::min_element(found, found + count) - found);
+    if (found[worst] >= 0) {
+      coefficients_ = {};
+      for (std::size_t i = 0; i < count; ++i) coefficients_[used[i]] = found[i];
+      known_ = true;
+      return;
+    }
+    std::copy(used.begin() + static_cast<std::ptrdiff_t>(worst) + 1, used.begin() + static_cast<std::ptrdiff_t>(count),
+              used.begin() + static_cast<std::ptrdiff_t>(worst));
+  }
+}
+
+// Gaussian elimination of the normal equations in these features, each scaled to a diagonal of one.
+void Fit::solve_for(std::span<const std::size_t> used, double* values) const {
+  const std::size_t n = std::min(used.size(), kMost);
+  Vector scale{};
+  std::array<std::array<double, kMost + 1>, kMost> rows{};
+  for (std::size_t a = 0; a < n; ++a) scale[a] = 1 / std::sqrt(squares_[used[a]][used[a]]);
+  for (std::size_t a = 0; a < n; ++a) {
+    for (std::size_t b = 0; b < n; ++b)
+      rows[a][b] = squares_[used[a]][used[b]] * scale[a] * scale[b] + (a == b ? ridge_[used[a]] : 0.0);
+    rows[a][n] = products_[used[a]] * scale[a];
+  }
+  for (std::size_t column = 0; column < n; ++column) {  // positive definite by the ridge: no pivoting needed
+    for (std::size_t below = column + 1; below < n; ++below) {
+      const double factor = rows[below][column] / rows[column][column];
+      for (std::size_t k = column; k <= n; ++k) rows[below][k] -= factor * rows[column][k];
+    }
+  }
+  for (std::size_t row = n; row-- > 0;) {
+    double rest = rows[row][n];
+    for (std::size_t k = row + 1; k < n; ++k) rest -= rows[row][k] * values[k];
+    values[row] = rest / rows[row][row];
+  }
+  for (std::size_t a = 0; a < n; ++a) values[a] *= scale[a];
+}
+
+}  // namespace kvtier

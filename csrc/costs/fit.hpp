@@ -1,0 +1,61 @@
+// How long something takes, learnt from how long it took: a few non-negative coefficients, robust and forgetting.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace kvtier {
+
+// seconds ≈ Σ coefficient · feature, for one to three features, all of them zero or more. See kvtier/fit.py for what it
+// does and where that comes from.
+class Fit {
+ public:
+  static constexpr std::size_t kMost = 3;
+  using Features = std::span<const double>;
+
+  // Throws std::invalid_argument for what the documentation does not allow; so does seed.
+  Fit(std::span<const double> ridge, double memory, std::size_t window);
+
+  std::optional<double> predict(Features features) const;
+  void observe(Features features, double seconds);
+  void seed(std::span<const double> coefficients, double weight);
+
+  bool known() const { return known_; }
+  std::span<const double> coefficients() const { return {coefficients_.data(), size_}; }
+  std::uint64_t observations() const { return observations_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  using Vector = std::array<double, kMost>;
+  struct Seen {
+    Vector features{};
+    double seconds = 1;
+    double residual = 0;  // log of actual over predicted
+  };
+
+  bool level_changed();
+  double residual(const Seen& seen) const;
+  void rescale(double factor, std::span<const Seen> surprises);
+  void add(Features features, double seconds, double weight);
+  void solve();
+  void solve_for(std::span<const std::size_t> used, double* values) const;
+  Features of(const Seen& seen) const { return {seen.features.data(), size_}; }
+
+  std::size_t size_;
+  std::size_t window_;
+  double decay_;
+  Vector ridge_{};
+  std::array<Vector, kMost> squares_{};  // decayed Σ weight · feature · feature
+  Vector products_{};                    // decayed Σ weight · feature · seconds
+  double weight_ = 0;                    // decayed number of observations in them
+  std::vector<Seen> recent_;             // the last ones
+  Vector coefficients_{};
+  bool known_ = false;
+  std::uint64_t observations_ = 0;
+};
+
+}  // namespace kvtier
