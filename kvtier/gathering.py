@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvtier.lookup import Lookup
     from kvtier.placement import Placement
     from kvtier.sequence import Sequence
@@ -25,11 +27,19 @@ _LONG = 12  # or with other work in each of them
 
 
 class Gathering:
-    """Of blocks of ``page_bytes``, in the slots of the requests that computed them."""
+    """Of blocks of ``page_bytes``, in the slots of the requests that computed them.
 
-    def __init__(self, lookup: Lookup, placement: Placement, page_bytes: int) -> None:
+    ``stream()`` says on which of the device's queues the engine computes them, if it has some: copies come behind that
+    one, whichever is current when they are ordered.
+    """
+
+    def __init__(
+        self, lookup: Lookup, placement: Placement, page_bytes: int, stream: Callable[[], int] | None = None
+    ) -> None:
         self._lookup = lookup
         self._placement = placement
+        self._stream = stream
+        self._behind: int | None = None
         self._most = max(1, min(_BLOCKS, _BYTES // page_bytes))
         self._count = self._steps = 0
         self.waiting: dict[int, tuple[Sequence, int]] = {}
@@ -37,6 +47,11 @@ class Gathering:
 
     def add(self, sequence: Sequence, blocks: int) -> None:
         """So many of the request's first blocks are computed."""
+        if self._stream is not None:
+            stream = self._stream()
+            if stream != self._behind:
+                self.flush()
+            self._behind = stream
         known = self.waiting.get(sequence.request)
         new = blocks - (sequence.cached if known is None else known[1])
         if new <= 0:
@@ -55,6 +70,11 @@ class Gathering:
             self.flush()
         return due
 
+    def let_go(self, sequence: Sequence) -> None:
+        """Nothing will hold the request's blocks on the device any more: if some of them wait, they do so no longer."""
+        if sequence.request in self.waiting:
+            self.flush()
+
     def flush(self) -> None:
         """Wait for no more."""
         if not self.waiting:
@@ -64,4 +84,4 @@ class Gathering:
         for sequence, blocks in waiting.values():
             new += self._lookup.index(sequence, blocks)
         if new:
-            self._placement.on_computed(np.array(new, np.uint32))
+            self._placement.on_computed(np.array(new, np.uint32), behind=self._behind)

@@ -109,7 +109,8 @@ class CacheManager:
             stack.pop_all()
         self._counts = Counts()
         self._lookup = Lookup(self.catalog, plane, namespace, self._block)
-        self._gathering = Gathering(self._lookup, self.placement, hello.page_bytes)
+        queues = local.mover.stream if local is not None and device.cuda is not None else None
+        self._gathering = Gathering(self._lookup, self.placement, hello.page_bytes, queues)
         self.policy = LoadPolicy(config, self.catalog, self.placement, self.costs, clock)
         self._loader = Loader(config, self.catalog, self.placement, self._lookup, self.policy, self._counts, clock)
         self._sequences: dict[str, Sequence] = {}
@@ -276,7 +277,7 @@ class CacheManager:
         """End the request, in whatever state it is. What it computed stays cached; an unknown id is no error."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
-            self._gathering.flush()  # nothing else holds its blocks on the device from now on
+            self._gathering.let_go(sequence)
             self._loader.withdraw(sequence)
 
     def _let_go(self, request_id: str) -> None:
@@ -292,7 +293,7 @@ class CacheManager:
         sequence = self._known(request_id)
         if sequence.state is State.PREEMPTED:
             return
-        self._gathering.flush()
+        self._gathering.let_go(sequence)
         if sequence.state is State.RUNNING and sequence.cacheable:
             self.placement.swap_out(sequence.nodes)
         self._loader.withdraw(sequence)

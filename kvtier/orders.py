@@ -39,10 +39,12 @@ class Orders(Protocol):
         cold: bool = False,
         device: Slots | None = None,
         cuts: tuple[int, ...] = (),
+        behind: int | None = None,
     ) -> tuple[int, int]:
         """Start moving the pages of ``nodes`` along ``path``, as many of the first as there is room for; the arguments
         are those of :meth:`kvtier.catalog.Catalog.reserve` and :class:`kvtier.messages.Transfer`. ``device``: where
-        they are or go on a foreign one.
+        they are or go on a foreign one. ``behind``: the stream of the engine's that copies on a device come after, the
+        current one if not given.
 
         Returns the ticket and how many, or 0 and how many the data plane refused; (0, 0): there was no room.
         """
@@ -68,8 +70,10 @@ class OrdersByMessage:
         cold: bool = False,
         device: Slots | None = None,
         cuts: tuple[int, ...] = (),
+        behind: int | None = None,
     ) -> tuple[int, int]:
         """See :class:`Orders`."""
+        assert behind is None  # who carries the message out says what that is
         reserved = self._catalog.reserve(path, nodes, request, backed_only=backed_only, cold=cold)
         if not reserved.count:
             return 0, 0
@@ -106,8 +110,10 @@ class DirectOrders:
         cold: bool = False,
         device: Slots | None = None,
         cuts: tuple[int, ...] = (),
+        behind: int | None = None,
     ) -> tuple[int, int]:
         """See :class:`Orders`."""
         assert device is None
-        stream, refuse = self._mover.stream(), self._mover.crowded
+        stream = self._mover.stream() if behind is None else behind
+        refuse = self._mover.crowded
         return self._native.issue(path, nodes, request, backed_only, cold, priority, deadline, stream, cuts, refuse)

@@ -234,10 +234,12 @@ class Placement:
         cold: bool = False,
         device: Slots | None = None,
         cuts: tuple[int, ...] = (),
+        behind: int | None = None,
     ) -> tuple[int, int]:
         ticket, count = self._orders.issue(
-            path, nodes, request, priority, deadline, backed_only=backed_only, cold=cold, device=device, cuts=cuts
-        )
+            path, nodes, request, priority, deadline,
+            backed_only=backed_only, cold=cold, device=device, cuts=cuts, behind=behind,
+        )  # fmt: skip
         if not ticket:
             if count:
                 self.failures["refused"] += count
@@ -254,6 +256,7 @@ class Placement:
         device: Slots | None = None,
         *,
         cold: bool = False,
+        behind: int | None = None,
     ) -> int:
         """Copy down the pages of ``nodes`` that the next tier lacks; what finds no room or no place is dropped.
 
@@ -271,15 +274,18 @@ class Placement:
             wanted, blocks = nodes[lacking], device[lacking]
         if not len(wanted):
             return 0
-        ticket, count = self._issue(path, wanted, 0, priority, 0.0, cold=cold, device=blocks)
+        ticket, count = self._issue(path, wanted, 0, priority, 0.0, cold=cold, device=blocks, behind=behind)
         self.stores_dropped += len(wanted) - count
         return ticket
 
     # ---- the write policy ----------------------------------------------------------------------------------------
 
-    def on_computed(self, nodes: Nodes, device: Slots | None = None) -> int:
-        """New blocks are ready on the device; returns the ticket of what it led to, 0 for nothing."""
-        return self.store(OFFLOAD, nodes, device=device) if self._offload == "at_once" and len(nodes) else 0
+    def on_computed(self, nodes: Nodes, device: Slots | None = None, *, behind: int | None = None) -> int:
+        """New blocks are ready on the device, or will be ``behind`` what that stream was given until now; returns the
+        ticket of what it led to, 0 for nothing."""
+        if self._offload != "at_once" or not len(nodes):
+            return 0
+        return self.store(OFFLOAD, nodes, device=device, behind=behind)
 
     def on_hit(self, nodes: Nodes, device: Slots | None = None) -> int:
         """Blocks are ready on the device and in use for a second time or more; returns as ``on_computed`` does."""

@@ -50,7 +50,7 @@ __all__ = ["OUTCOMES", "Prefetched", "Prefetcher"]
 OUTCOMES = ("used", "late", "wasted", "cancelled")
 
 _AT_A_TIME = 2  # transfers under way: one that is served and the next
-_PART_BYTES = 16 << 20  # of one transfer at most, and no more than the lane moves in so many seconds
+_PART_BYTES = 4 << 20  # of one transfer at most, and no more than the lane moves in so many seconds
 _PART_SECONDS = 0.02
 _WORTH = 4  # of what it lacks the most urgent hint takes a part of one in so many or more
 _LIMIT = 4096  # hints

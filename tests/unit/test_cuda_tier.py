@@ -331,6 +331,30 @@ def test_a_store_waits_for_the_step_that_fills_it() -> None:
         assert manager.stats().bytes_moved["device_to_host"] == 4 * pool.page_bytes
 
 
+@pytest.mark.parametrize("other", ["poll", "cache_blocks"])
+def test_a_store_waits_for_the_stream_of_its_own_step_whichever_is_current_when_it_is_ordered(other: str) -> None:
+    cuda = CudaDevice.emulated_device()
+    filling, current = cuda.native.make_stream(), cuda.native.make_stream()
+    under = [filling]
+    cuda.follow(lambda: under[0])
+    pool = DevicePool(GEOMETRY, GEOMETRY.allocate(12), cuda=cuda)
+    config = CacheConfig(block_size=4, host={"size": 16 * pool.page_bytes})
+    with CacheManager(config, GEOMETRY, namespace(), pool) as manager:
+        for name, first in (("a", 0), ("b", 100)):
+            manager.get_computed_blocks(name, np.arange(first, first + 17))
+            assert manager.allocate_slots(name, 17) is not None
+        cuda.native.hold(filling)
+        manager.cache_blocks("a", 16)
+        under[0] = current
+        if other == "cache_blocks":
+            manager.cache_blocks("b", 16)
+        assert not manager.flush(0.2)
+        assert not manager.stats().bytes_moved
+        cuda.native.hold(filling, False)
+        assert manager.flush(30)
+    assert cuda.native.races() == []
+
+
 # ---- the kernels as the compilers see them -----------------------------------------------------------------------
 
 

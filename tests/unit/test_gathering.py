@@ -25,8 +25,9 @@ class Below:
         sequence.cached = blocks
         return nodes
 
-    def on_computed(self, nodes):
+    def on_computed(self, nodes, *, behind):
         self.told.append(nodes.tolist())
+        self.behind = behind
 
 
 def sequence(request=1):
@@ -67,6 +68,18 @@ def test_large_blocks_wait_for_the_end_of_a_step_and_a_prompt_and_what_is_before
     small.gathering.add(racing, 1)
     assert large.told == small.told == [[0]]
     assert prompt.told == [list(range(16))]
+
+
+def test_what_waits_is_copied_behind_the_stream_that_it_was_computed_on():
+    below, one, streams = Below(4096), sequence(1), [5]
+    gathered = Gathering(below, below, 4096, lambda: streams[0])
+    gathered.add(one, 2)
+    streams[0] = 6
+    gathered.add(one, 3)
+    assert (below.told, below.behind) == ([[0, 1]], 5)
+    streams[0] = 7
+    gathered.flush()
+    assert (below.told[1:], below.behind) == ([[2]], 6)
 
 
 LOOKS = {
