@@ -19,7 +19,7 @@ import nanobind
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = ROOT / "kvtier" / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
-ENGINE = ["common", "catalog", "copy", "cuda", "io", "mover"]  # folders of csrc/
+ENGINE = sorted(folder.name for folder in (ROOT / "csrc").iterdir() if folder.name != "bindings")
 COMMON = "-O3 -DNDEBUG -fPIC -fvisibility=hidden -std=c++20"
 FLAGS = {
     "engine": f"-I{ROOT}/csrc {COMMON} -fvisibility-inlines-hidden -Wall -Wextra",
