@@ -299,23 +299,23 @@ class Prefetcher:
             self._catalog.drop_left(Tier.HOST, wanted[: expected.issued])
 
     def _issue_next(self, now: float) -> bool:
-        """Look for the most urgent hint, or order a part of it; False: there is nothing to be done now."""
+        """Look for the most urgent hint and order a part of it; False: there is nothing to be done now."""
         while self._urgent:
             expected = self._urgent[0][2]
             if self._is_stale(self._urgent[0]) or expected.due + self._grace < now:  # it will be given up
                 heappop(self._urgent)
                 continue
+            looked = expected.wanted is None
             if expected.wanted is None:
                 expected.wanted = self._find(expected)
-                return True
             missing, room = len(expected.wanted) - expected.issued, self._room - self._held
             if missing > room and room * _WORTH < missing and self._held > expected.issued:
-                return False  # its turn comes when others have used or given up theirs; nobody passes it
+                return looked  # its turn comes when others have used or given up theirs; nobody passes it
             count = min(missing, room, self._part())
             ticket, got = self._load(expected, count) if count else (0, 0)
             if got < count or got == missing or not count:
                 heappop(self._urgent)
-            if ticket:
+            if ticket or looked:
                 return True
         return False
 
