@@ -67,6 +67,11 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: Set
         )
     if vllm_config.device_config.device_type != "cpu":
         wrong.append(f"device: {vllm_config.device_config.device_type!r}: expected 'cpu', the only one served so far")
+    if (policy := getattr(vllm_config.scheduler_config, "policy", "fcfs")) != "fcfs":
+        wrong.append(
+            f"scheduling_policy: {policy!r}: expected 'fcfs'; a request that this one preempts in the step in which it "
+            "was scheduled leaves blocks in vLLM's prefix cache that nobody has computed, and they would be stored"
+        )
     if settings.load_mode == "sync" and vllm_config.scheduler_config.async_scheduling:
         wrong.append("load_mode: 'sync': expected 'auto' or 'async' with async_scheduling")
     wrong += _check_groups(kv_cache_config)

@@ -356,6 +356,7 @@ def test_an_adapter_is_its_content(tmp_path):
         (lambda c: setattr(c.cache_config, "enable_prefix_caching", False), "enable_prefix_caching: False"),
         (lambda c: setattr(c.cache_config, "prefix_caching_hash_algo", "xxhash"), "expected sha256 or sha256_cbor"),
         (lambda c: setattr(c.device_config, "device_type", "cuda"), "device: 'cuda': expected 'cpu'"),
+        (lambda c: setattr(c.scheduler_config, "policy", "priority"), "scheduling_policy: 'priority': expected 'fcfs'"),
         (lambda c: None, "weights' revision is not known"),
         (lambda c: setattr(c.load_config, "load_format", "dummy"), "load_format: 'dummy'"),
     ],
