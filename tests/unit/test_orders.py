@@ -113,7 +113,7 @@ def test_both_kinds_of_orders_do_the_same(sides, seed):
         for side in sides:
             side.catalog.release(request) if request else None
         assert sides[0].state() == sides[1].state(), f"seed {seed}"
-    assert moved > 5
+    assert moved, f"seed {seed}: nothing was compared"
     assert refused or not sides[0].plane.mover.stats()["pending"]
     pages = [[side.pool.read_page(slot).tobytes() for slot in range(24)] for side in sides]
     assert pages[0] == pages[1], f"seed {seed}"
