@@ -73,7 +73,7 @@ $(VLLM_VENV)/.kvtier-ready: requirements/vllm.txt requirements/torch.txt require
 setup-vllm: $(VLLM_VENV)/.kvtier-ready  ## make $(VLLM_VENV), 2.5 GB: vLLM's CPU build and what it needs
 
 test-vllm: build setup-vllm  ## run the connector's tests inside the real vLLM, on the CPU
-	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -n 2 --dist loadfile tests/engines/in_vllm
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -n 2 --dist loadfile --timeout 900 tests/engines/in_vllm
 
 soak-vllm: build setup-vllm  ## load the real vLLM for MINUTES, with aborts and resets: every answer its own, nothing held
 	$(VLLM_VENV)/bin/python tests/engines/in_vllm/soak.py --minutes $(or $(filter-out 0,$(MINUTES)),10)

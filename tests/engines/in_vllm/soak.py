@@ -152,7 +152,14 @@ class Load:
         assert manager.catalog.stats()["leases"] == 0
         for tier, usage in manager.stats().slots.items():
             assert usage["free"] + usage["ready"] == usage["capacity"], (tier, usage)
-        for what in (side._requests, side._loads, manager._requests, manager._loads, manager._reading, worker._loading):
+        for what in (
+            side._requests,
+            side._loads,
+            manager._requests,
+            manager._loads._tickets,
+            manager._reading,
+            worker._loading,
+        ):
             assert not what, what
         assert side._relay.pending() == 0
         assert worker._plane.pending() == 0

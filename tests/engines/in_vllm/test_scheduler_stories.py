@@ -131,7 +131,7 @@ class Engine:
     tokens up to its end and, where the block is not full, of how far it is filled. What it computes behind a block that
     a load should have filled and did not is garbage, and somebody has to say so."""
 
-    def __init__(self, seed, folder, monkeypatch, *, ranks, blocks, tiers, faults, lost, policy, extra, options=None):
+    def __init__(self, seed, folder, monkeypatch, *, ranks, blocks, tiers, faults, lost, extra, options=None):
         self.random = random.Random(seed)
         self.clock, self.ranks, self.blocks = Clock(), ranks, blocks
         self.seen: Counter[str] = Counter()
@@ -156,7 +156,7 @@ class Engine:
         monkeypatch.setattr(scheduler_side, "RelayPlane", partial(RelayPlane, clock=self.clock))
         monkeypatch.setattr(scheduler_side, "OffloadManager", partial(OffloadManager, clock=self.clock, max_nodes=300))
         monkeypatch.setattr(scheduler_side, "time", SimpleNamespace(monotonic=self.clock))
-        self.config = self._configure(folder, policy, extra, options or {})
+        self.config = self._configure(folder, extra, options or {})
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=2, dtype=torch.float32)
         page = spec.page_size_bytes
         kv = KVCacheConfig(
@@ -180,7 +180,7 @@ class Engine:
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(BLOCK, sha256)
 
-    def _configure(self, folder, policy, extra, options):
+    def _configure(self, folder, extra, options):
         (folder / "config.json").write_text(json.dumps(MODEL))
         (folder / "disk").mkdir()
         extra = {
@@ -206,7 +206,6 @@ class Engine:
             block_size=BLOCK,
             max_num_seqs=4,
             max_num_batched_tokens=96,
-            scheduling_policy=policy,
             kv_transfer_config=transfer,
             **options,
         ).create_engine_config()
@@ -449,11 +448,10 @@ def alone(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", sorted(FAULTS))
 @pytest.mark.parametrize("tiers", TIERS, ids=lambda tiers: "-".join(map(str, tiers.values())))
 @pytest.mark.parametrize(
-    ("ranks", "policy", "write", "mode"),
-    [(1, "fcfs", "at_once", "async"), (2, "priority", "second_use", "async"), (2, "fcfs", "at_once", "sync")],
+    ("ranks", "write", "mode"), [(1, "at_once", "async"), (2, "second_use", "async"), (2, "at_once", "sync")]
 )
 def test_no_story_reads_a_wrong_block_or_leaves_anything_behind(
-    seed, kind, tiers, ranks, policy, write, mode, tmp_path, monkeypatch
+    seed, kind, tiers, ranks, write, mode, tmp_path, monkeypatch
 ):
     faults, lost = FAULTS[kind]
     engine = Engine(
@@ -465,7 +463,6 @@ def test_no_story_reads_a_wrong_block_or_leaves_anything_behind(
         tiers=tiers,
         faults=faults,
         lost=lost,
-        policy=policy,
         extra={"disk": Tier.DISK in tiers, "host.write": write, "load_mode": mode},
         options={"long_prefill_token_threshold": 40} if mode == "sync" else {},
     )
