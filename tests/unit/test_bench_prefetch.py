@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 from kvtier.cli.main import main
 from kvtier.lab import overlap
-from kvtier.lab.prefetch_bench import PrefetchSettings, bootstrap_upper
+from kvtier.lab.prefetch_bench import PrefetchBench, PrefetchSettings, bootstrap_upper
 
 
 def test_a_run_writes_rows_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,3 +72,23 @@ def test_the_bootstrap_bounds_the_median() -> None:
 def test_settings_refuse_what_cannot_be_measured() -> None:
     with pytest.raises(ValueError, match="prompts: 0"):
         PrefetchSettings(prompts=0)
+
+
+def test_an_arm_without_a_hint_idles_as_long_as_the_last_one_that_was_given_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    settings = PrefetchSettings(prompts=1, prompt_tokens=64, token_us=1.0, reuses=(0.5,), disk_path=tmp_path)
+    with PrefetchBench(settings) as bench:
+        monkeypatch.setattr("kvtier.lab.prefetch_bench.time.sleep", slept.append)
+        prompt = list(range(64))
+        bench._serve("load", prompt, 0.02)
+        waited = bench._waited
+        assert waited > 0
+        slept.clear()
+        for arm in ("recompute", "device"):
+            bench._serve(arm, prompt, 0.02)
+        assert slept.count(waited) == 2
+        slept.clear()
+        bench._serve("device", prompt, 0.0)
+        assert waited not in slept
