@@ -28,6 +28,9 @@ from kvtier.enums import direct
 from kvtier.namespace import DIGEST_BYTES
 
 __all__ = [
+    "DEVICE",
+    "DISK",
+    "HOST",
     "NO_NODE",
     "NO_SLOT",
     "POLICIES",
@@ -46,6 +49,9 @@ POLICIES = ("lru",)
 _SPARE_NODES = 65536  # for chains that are being computed, and holes
 _U32 = 0xFFFFFFFF
 _U64 = 0xFFFFFFFFFFFFFFFF
+
+DEVICE, HOST, DISK = Tier.DEVICE, Tier.HOST, Tier.DISK
+"""Looked up once: where an engine's pass has left all of this cold, finding a member takes as long as a native call."""
 
 NodeIds = NDArray[np.uint32]
 Slots = NDArray[np.uint32]
@@ -217,25 +223,21 @@ class Catalog:
         return flags
 
     def extend(
-        self, parent: int, content: Content, first: int, last: int, tier: Tier, table: Slots, request: int
+        self, parent: int, growing: _core.Growing, first: int, last: int, tier: Tier
     ) -> tuple[list[int], list[int]]:
-        """``insert`` and ``adopt`` at once: of a ``table`` of slots, uint32 [blocks], the private ones [first, last) of
-        ``request`` become the pages of these blocks of ``content``, below ``parent``. In a catalog of content labels.
+        """``insert`` and ``adopt`` at once: of a request that grows, the slots [first, last) of its table, which are
+        private, become the pages of these blocks of its content, below ``parent``. In a catalog of content labels.
 
         Returns their nodes, fewer where the catalog has no room for more, and those of them whose pages are new in the
         tier; the slots of the others stay private.
         """
-        return self.native.extend(parent, content.native, first, last, tier, table, request)
+        return self.native.extend(parent, growing, first, last, tier)
 
     def take(self, tier: Tier, n: int, request: int) -> Slots:
         """``n`` private slots for ``request``, evicting the shortfall; empty, and nothing evicted, when there are
         fewer.
         """
         return _u32(self.native.take(tier, _number("n", n, _U32), _number("request", request, _U64)))
-
-    def lengthen(self, table: Slots, tier: Tier, n: int, request: int) -> Slots:
-        """A copy of ``table`` with what ``take`` gives behind it."""
-        return _u32(self.native.lengthen(table, tier, n, request))
 
     def give_back(self, tier: Tier, slots: ArrayLike, request: int) -> None:
         """Free private slots of ``request`` before its lease ends."""
@@ -358,10 +360,10 @@ class Catalog:
 
         False for an orphan, a duplicate, a digest that is not its label's, or another generation: the slot stays free.
         """
-        array = np.ascontiguousarray(identities, dtype=np.uint8)
-        if array.ndim != 2 or array.shape[1] != self.identity_bytes:
-            raise ValueError(f"identities: shape {array.shape} given; [n, {self.identity_bytes}] is needed")
-        flags: NDArray[np.bool_] = self.native.restore(tier, _ids("slots", slots), array)
+        records = np.ascontiguousarray(identities, dtype=np.uint8)
+        if records.ndim != 2 or records.shape[1] != self.identity_bytes:
+            raise ValueError(f"identities: shape {records.shape} given; [n, {self.identity_bytes}] is needed")
+        flags: NDArray[np.bool_] = self.native.restore(tier, _ids("slots", slots), records)
         return flags
 
     def evictable(self, tier: Tier) -> int:

@@ -46,7 +46,9 @@ class Gathering:
         """By the request's number in the catalog: how many of its first blocks are computed."""
 
     def add(self, sequence: Sequence, blocks: int) -> None:
-        """So many of the request's first blocks are computed."""
+        """So many of the request's first blocks are computed; of one whose blocks nobody may have, nothing is kept."""
+        if blocks <= sequence.cached or not sequence.cacheable:
+            return
         if self._stream is not None:
             stream = self._stream()
             if stream != self._behind:
@@ -83,5 +85,7 @@ class Gathering:
         new: list[int] = []
         for sequence, blocks in waiting.values():
             new += self._lookup.index(sequence, blocks)
+            if sequence.cached < blocks:
+                sequence.growing.noted = sequence.cached  # it will be offered again
         if new:
             self._placement.on_computed(np.array(new, np.uint32), behind=self._behind)

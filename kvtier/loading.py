@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtier.catalog import Catalog, Residency, Tier
+from kvtier.catalog import DEVICE, Catalog, Residency, Tier
 from kvtier.sequence import Loaded, Sequence, State, Tail
 from kvtier.tail import TailLoader
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from kvtier.stats import Counts
 
 __all__ = ["Loader"]
+
+_RUNNING = State.RUNNING
 
 
 class Loader:
@@ -66,7 +68,8 @@ class Loader:
         sequence.choice = None
         self._choose(sequence, None)
         sequence.offered = sequence.promised
-        sequence.table = sequence.private = np.empty(0, np.uint32)
+        sequence.growing.clear()
+        sequence.private = np.empty(0, np.uint32)
         sequence.state = State.MATCHED
         sequence.broken = sequence.failed = False
         sequence.cuts = ()
@@ -175,18 +178,15 @@ class Loader:
 
     def grow(self, sequence: Sequence, blocks: int) -> bool:
         """Further private slots behind those that the request has, up to ``blocks`` in all; False as for ``begin``."""
-        running = sequence.state is State.RUNNING
-        had = sequence.table if running else sequence.private
-        held = len(had) if running else sequence.promised + len(had)
-        if blocks <= held:
-            return True
-        slots = self._catalog.lengthen(had, Tier.DEVICE, blocks - held, sequence.request)
-        if len(slots) - len(had) < blocks - held:
-            return False
-        if running:
-            sequence.table = slots
-        else:
-            sequence.private = slots
+        if sequence.state is _RUNNING:
+            missing = blocks - len(sequence.growing)
+            return missing <= 0 or sequence.growing.lengthen(self._catalog.native, DEVICE, missing)
+        missing = blocks - sequence.promised - len(sequence.private)
+        if missing > 0:
+            more = self._catalog.take(DEVICE, missing, sequence.request)
+            if not len(more):
+                return False
+            sequence.private = np.concatenate([sequence.private, more])
             sequence.wanted = max(sequence.wanted, blocks)  # also where less arrives than was promised
         return True
 
@@ -263,7 +263,7 @@ class Loader:
             more = self._catalog.take(Tier.DEVICE, short, sequence.request)
             sequence.private = np.concatenate([sequence.private, more])
         shared = self._catalog.state(sequence.nodes)[0][:, Tier.DEVICE]
-        sequence.table = np.concatenate([shared, sequence.private])
+        sequence.growing.put(0, np.concatenate([shared, sequence.private]))
         sequence.private = np.empty(0, np.uint32)
         sequence.cached = blocks
         sequence.state = State.RUNNING

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtier.catalog import Catalog, Match, Residency, Tier
+from kvtier.catalog import DEVICE, Catalog, Match, Residency, Tier
 from kvtier.sequence import Sequence, Slots
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ class Lookup:
             parent = self.root(sequence.space)
             if parent is None:
                 return []
-        nodes, fresh = self._catalog.extend(
-            parent, sequence.content, first, last, Tier.DEVICE, sequence.table, sequence.request
-        )
+        nodes, fresh = self._catalog.extend(parent, sequence.growing, first, last, DEVICE)
         sequence.cached += len(nodes)
         sequence.later += nodes
         return fresh

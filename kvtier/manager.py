@@ -4,9 +4,9 @@ Who calls what, in which order, all from the engine's one thread:
 
     get_computed_blocks → allocate_slots → [poll until ready] → (compute) → cache_blocks … → free
 
-``append_tokens`` and ``allocate_slots`` grow a running request; ``preempt`` and ``resume`` take it off the device and
-bring it back; ``poll`` once a step. Every call returns at once; only ``flush``, ``invalidate``, ``reset`` and ``poll``
-with a timeout may wait. ``free`` is legal in every state.
+``append_tokens`` and ``allocate_slots`` grow a running request, ``advance`` a batch of them by what a pass has made;
+``preempt`` and ``resume`` take one off the device and bring it back; ``poll`` once a step. Every call returns at once;
+only ``flush``, ``invalidate``, ``reset`` and ``poll`` with a timeout may wait. ``free`` is legal in every state.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from kvtier.arguments import whole, words
 from kvtier.catalog import Catalog, Tier, TierSpec
 from kvtier.content import Content, as_media
 from kvtier.costmodel import CostModel
+from kvtier.decoding import Decoding
 from kvtier.gathering import Gathering
 from kvtier.layers import Layers
 from kvtier.loading import Loader
@@ -36,6 +37,7 @@ from kvtier.placement import Placement
 from kvtier.policy import LoadPolicy
 from kvtier.prefetch import Prefetched, Prefetcher
 from kvtier.profile import Profile
+from kvtier.requests import Requests
 from kvtier.sequence import ComputedBlocks, Loaded, Sequence, Slots, State
 from kvtier.stats import CacheStats, Counts
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
     from kvtier.config import CacheConfig
     from kvtier.content import Media
+    from kvtier.decoding import Made
     from kvtier.geometry import KVGeometry
     from kvtier.namespace import Namespace
     from kvtier.tiers.device import DevicePool
@@ -113,12 +116,14 @@ class CacheManager:
         self._gathering = Gathering(self._lookup, self.placement, hello.page_bytes, queues)
         self.policy = LoadPolicy(config, self.catalog, self.placement, self.costs, clock)
         self._loader = Loader(config, self.catalog, self.placement, self._lookup, self.policy, self._counts, clock)
-        self._sequences: dict[str, Sequence] = {}
+        self._requests = Requests()
+        self._known, self._check_open = self._requests.known, self._requests.check_open
+        self._sequences = self._requests.by_id
+        self._decoding = Decoding(self._requests, self._gathering, self.catalog, self._block)
         self._numbers = count(SCRATCH + 1)  # the catalog's request ids
         self._prefetcher = Prefetcher(
             config, self.catalog, self.placement, self._lookup, self.costs, self._numbers.__next__, clock
         )
-        self._closed = False
 
     # ---- a request's life ----------------------------------------------------------------------------------------
 
@@ -263,20 +268,31 @@ class CacheManager:
             )
         if type(num_computed_tokens) is not int or num_computed_tokens < 0:
             num_computed_tokens = whole("num_computed_tokens", num_computed_tokens, 0, request_id)
-        covered = min(len(sequence.content), len(sequence.table) * self._block)
+        covered = min(len(sequence.content), len(sequence.growing) * self._block)
         if num_computed_tokens > covered:
             raise ValueError(
                 f"num_computed_tokens: {num_computed_tokens} for request {request_id!r}; its tokens and slots cover "
                 f"{covered}"
             )
-        blocks = num_computed_tokens // self._block
-        if blocks > sequence.cached:
-            self._gathering.add(sequence, blocks)
+        self._gathering.add(sequence, num_computed_tokens // self._block)
+
+    def advance(self, tokens: Made) -> dict[str, list[int] | None]:
+        """A pass has ended: of each of these requests the KV of every token that it had is computed and in its slots,
+        and ``tokens`` are those that it made, a token id or some by request id.
+
+        The same as ``append_tokens`` for each, ``allocate_slots`` for all that each has then, and ``cache_blocks`` of
+        what it had before. Returns the slots that were added at the end of block tables, by request id; None: there was
+        no room for this one. Its tokens and its blocks count, only the slots are missing: preempt somebody and ask
+        ``allocate_slots``. ValueError, and nothing of the call has changed, for an unknown id, a request that
+        is not ready or whose slots do not cover what it had, what is no token id, and more than the device holds.
+        """
+        return self._decoding.advance(tokens)
 
     def free(self, request_id: str) -> None:
         """End the request, in whatever state it is. What it computed stays cached; an unknown id is no error."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
+            self._decoding.forget(request_id)
             self._gathering.let_go(sequence)
             self._loader.withdraw(sequence)
 
@@ -293,12 +309,14 @@ class CacheManager:
         sequence = self._known(request_id)
         if sequence.state is State.PREEMPTED:
             return
+        self._decoding.forget(request_id)
         self._gathering.let_go(sequence)
         if sequence.state is State.RUNNING and sequence.cacheable:
             self.placement.swap_out(sequence.nodes)
         self._loader.withdraw(sequence)
         sequence.state = State.PREEMPTED
-        sequence.table = sequence.private = sequence.nodes = np.empty(0, np.uint32)
+        sequence.private = sequence.nodes = np.empty(0, np.uint32)
+        sequence.growing.clear()
 
     def resume(self, request_id: str) -> ComputedBlocks:
         """Match a preempted request again, with the tokens it has by now; then ``allocate_slots`` as for a new one."""
@@ -483,9 +501,10 @@ class CacheManager:
         something are ValueErrors, while ``free``, ``poll``, ``stats`` and ``close`` stay legal.
         """
         arguments.seconds("flush_seconds", flush_seconds, 0)
-        if self._closed:
+        if self._requests.closed:
             return
-        self._closed = True
+        self._requests.closed = True
+        self._decoding.close()
         try:
             self.flush(flush_seconds)
         finally:
@@ -532,16 +551,3 @@ class CacheManager:
             raise ValueError(f"tier: {tier!r}; accepted: {', '.join(str(t) for t in self._tiers)}")
         self._gathering.flush()
         return self._lookup.evict(tier, self._lookup.space(salt, adapter), Content(tokens, media))
-
-    # ---- private -------------------------------------------------------------------------------------------------
-
-    def _check_open(self, call: str) -> None:
-        if self._closed:
-            raise ValueError(f"{call}: the cache is closed; make a new one, which serves what is on disk")
-
-    def _known(self, request_id: str) -> Sequence:
-        sequence = self._sequences.get(request_id)
-        if sequence is None or self._closed:
-            self._check_open(f"request_id {request_id!r}")
-            raise ValueError(f"request_id: {request_id!r} is not known; call get_computed_blocks first")
-        return sequence

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvtier import _core
 from kvtier.catalog import Tier
 from kvtier.content import Content
 from kvtier.enums import direct
@@ -108,7 +109,8 @@ class Sequence:
     later: list[int] = field(default_factory=list)
     """Nodes that follow these, not joined with them yet."""
     origin: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
-    table: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
+    growing: _core.Growing = field(init=False)
+    """Its tokens and, once RUNNING, its table."""
     private: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
     cached: int = 0
     tickets: set[int] = field(default_factory=set)
@@ -127,6 +129,9 @@ class Sequence:
     came: float = 0.0  # when something of its load was heard of last
     review: float = inf
     tail: Tail | None = None
+
+    def __post_init__(self) -> None:
+        self.growing = _core.Growing(self.content.native, self.request)
 
     @property
     def nodes(self) -> Slots:
@@ -152,6 +157,11 @@ class Sequence:
     def promised(self) -> int:
         """Blocks whose pages the lease holds, ready or on their way."""
         return len(self.nodes)
+
+    @property
+    def table(self) -> Slots:
+        """A copy of its table, uint32 [blocks]."""
+        return self.growing.slots()
 
     @property
     def num_tokens(self) -> int:

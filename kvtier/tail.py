@@ -88,8 +88,7 @@ class TailLoader:
         computed, found = sequence.cached, len(tail.nodes)
         arrived = tail.nodes[computed:]
         own = sequence.table[computed:found]
-        sequence.table = sequence.table.copy()
-        sequence.table[computed:found] = self._catalog.state(arrived)[0][:, Tier.DEVICE]
+        sequence.growing.put(computed, np.ascontiguousarray(self._catalog.state(arrived)[0][:, Tier.DEVICE]))
         self._catalog.give_back(Tier.DEVICE, own, sequence.request)
         sequence.later += arrived.tolist()
         sequence.cached = found

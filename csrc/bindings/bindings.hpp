@@ -23,5 +23,6 @@ void bind_cuda(nanobind::module_& m);
 void bind_io(nanobind::module_& m);
 void bind_mover(nanobind::module_& m);
 void bind_orders(nanobind::module_& m);
+void bind_requests(nanobind::module_& m);
 
 }  // namespace kvtier

@@ -16,6 +16,7 @@
 #include "bindings/bindings.hpp"
 #include "common/sha256.hpp"
 #include "content/content.hpp"
+#include "requests/growing.hpp"
 
 namespace nb = nanobind;
 
@@ -137,28 +138,18 @@ void bind_request(nb::class_<Catalog>& c) {
       nb::arg("tier"), nb::arg("nodes"), nb::arg("slots"), nb::arg("request"));
   c.def(
       "extend",
-      [](Catalog& self, NodeId parent, const Content& content, std::size_t first, std::size_t last, Tier tier,
-         In<Slot> table, RequestId request) {
+      [](Catalog& self, NodeId parent, const Growing& growing, std::size_t first, std::size_t last, Tier tier) {
+        const Catalog::Slots table(growing.table);
         if (last > table.size()) throw std::invalid_argument("table: it has fewer slots than `last` blocks");
-        const std::vector<std::uint8_t> labels = labels_of(self, content, first, last);
-        Extension made = self.extend(parent, labels, tier, view(table).subspan(first, last - first), request);
+        const std::vector<std::uint8_t> labels = labels_of(self, growing.content, first, last);
+        Extension made = self.extend(parent, labels, tier, table.subspan(first, last - first), growing.request);
         return std::make_tuple(std::move(made.nodes), std::move(made.fresh));
       },
-      nb::arg("parent"), nb::arg("content"), nb::arg("first"), nb::arg("last"), nb::arg("tier"), nb::arg("table"),
-      nb::arg("request"));
+      nb::arg("parent"), nb::arg("growing"), nb::arg("first"), nb::arg("last"), nb::arg("tier"));
   c.def(
       "take",
       [](Catalog& self, Tier tier, std::size_t n, RequestId request) { return give(self.take(tier, n, request)); },
       nb::arg("tier"), nb::arg("n"), nb::arg("request"));
-  c.def(
-      "lengthen",
-      [](Catalog& self, In<Slot> table, Tier tier, std::uint32_t n, RequestId request) {
-        std::vector<Slot> out(table.data(), table.data() + table.size());
-        const std::vector<Slot> more = self.take(tier, n, request);
-        out.insert(out.end(), more.begin(), more.end());
-        return give(out);
-      },
-      nb::arg("table"), nb::arg("tier"), nb::arg("n"), nb::arg("request"));
   c.def(
       "give_back",
       [](Catalog& self, Tier tier, In<Slot> slots, RequestId request) { self.give_back(tier, view(slots), request); },

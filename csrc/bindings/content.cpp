@@ -4,38 +4,18 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <tuple>
 
 #include "bindings/arrays.hpp"
 #include "bindings/bindings.hpp"
+#include "bindings/tokens.hpp"
 
 namespace nb = nanobind;
 
 namespace kvtier {
 namespace {
-
-// The ids in a list of Python's own whole numbers; false for anything else, which somebody else will look at.
-bool plain_ids(nb::handle tokens, std::vector<std::uint32_t>* out) {
-  if (!PyList_CheckExact(tokens.ptr())) return false;
-  const Py_ssize_t count = PyList_GET_SIZE(tokens.ptr());
-  out->reserve(static_cast<std::size_t>(count));
-  // Each id is an object of its own somewhere in memory: they are fetched side by side, not one after the other.
-  constexpr Py_ssize_t kAhead = 16;
-  for (Py_ssize_t i = 0; i < std::min(count, kAhead); ++i) __builtin_prefetch(PyList_GET_ITEM(tokens.ptr(), i));
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) __builtin_prefetch(PyList_GET_ITEM(tokens.ptr(), i + kAhead));
-    PyObject* const item = PyList_GET_ITEM(tokens.ptr(), i);
-    if (!PyLong_CheckExact(item)) return false;
-    int overflow = 0;
-    const long long value = PyLong_AsLongLongAndOverflow(item, &overflow);
-    if (overflow != 0 || value < 0 || value > 0xFFFFFFFFll) return false;
-    out->push_back(static_cast<std::uint32_t>(value));
-  }
-  return true;
-}
 
 bool append(Content& self, nb::handle tokens) {
   std::vector<std::uint32_t> ids;

@@ -13,4 +13,5 @@ NB_MODULE(_core, m) {
   kvtier::bind_io(m);
   kvtier::bind_mover(m);
   kvtier::bind_orders(m);
+  kvtier::bind_requests(m);
 }

@@ -264,10 +264,7 @@ class LabEngine:
         logits = self.model.forward(*rows, step, -1)
         assert logits is not None
         chosen = logits[: len(batch)].argmax(dim=-1).tolist()
-        now = self.clock()
-        for request, token in zip(batch, chosen, strict=True):
-            self._computed(request, request.computed + 1)
-            self._emit(request, token, now)
+        self._advance(dict(zip((r.request_id for r in batch), chosen, strict=True)), self.clock())
         return True
 
     def _prefill(self) -> bool:
@@ -327,12 +324,13 @@ class LabEngine:
         if arrival is not None and not self._has_arrived(request):
             return
         now = self.clock()
-        self._computed(request, end)
-        if logits is not None:
-            if self.keep_logits and request.generated == 0:
-                request.result.first_logits = logits[0].float().cpu().numpy()
-            request.phase = Phase.DECODE
-            self._emit(request, token, now)
+        if logits is None:
+            self._computed(request, end)
+            return
+        if self.keep_logits and request.generated == 0:
+            request.result.first_logits = logits[0].float().cpu().numpy()
+        request.phase = Phase.DECODE
+        self._advance({request.request_id: token}, now)
 
     def _has_arrived(self, request: Request) -> bool:
         """Whether the cache says, now that the pass has ended, that all it promised is there; else the pass is void."""
@@ -344,28 +342,41 @@ class LabEngine:
 
     def _computed(self, request: Request, upto: int) -> None:
         """K/V of the first ``upto`` tokens is in its slots; full blocks become everyone's."""
-        block = self.pool.block_size
-        full_before = request.computed // block
+        self._count_computed(request, upto)
+        self.manager.cache_blocks(request.request_id, upto)
+
+    def _advance(self, made: dict[str, int], now: float) -> None:
+        """K/V of all tokens of these requests is in their slots, and each has made another one."""
+        ended = {}
+        for request_id, token in made.items():
+            request = self._requests[request_id]
+            self._count_computed(request, len(request.tokens))
+            reason = self._emit(request, token, now)
+            if reason:
+                ended[request_id] = reason
+        going_on = {request_id: token for request_id, token in made.items() if request_id not in ended}
+        for request_id, slots in self.manager.advance(going_on).items():
+            if slots is not None:
+                request = self._requests[request_id]
+                request.table = np.append(request.table, np.array(slots, np.uint32))
+        for request_id, reason in ended.items():  # of the last token nothing is computed
+            request = self._requests[request_id]
+            self.manager.cache_blocks(request_id, request.computed)
+            self._finish(request, reason)
+
+    def _count_computed(self, request: Request, upto: int) -> None:
         request.result.computed_tokens += upto - request.computed
         request.computed = upto
-        if upto // block > full_before:
-            self._tell(request)
-            self.manager.cache_blocks(request.request_id, upto)
 
-    def _tell(self, request: Request) -> None:
-        if request.told < len(request.tokens):
-            self.manager.append_tokens(request.request_id, request.tokens[request.told :])
-            request.told = len(request.tokens)
-
-    def _emit(self, request: Request, token: int, now: float) -> None:
+    def _emit(self, request: Request, token: int, now: float) -> str:
+        """Give it its next token; returns why it ends with that, or nothing."""
         request.tokens.append(token)
         request.result.tokens.append(token)
         request.result.token_times.append(now)
         self._events.append((request, token, now))
         if token in request.stop:
-            self._finish(request, "stop")
-        elif request.generated >= request.max_new_tokens:
-            self._finish(request, "length")
+            return "stop"
+        return "length" if request.generated >= request.max_new_tokens else ""
 
     def _cover(self, request: Request, tokens: int) -> bool:
         """Make the request's table cover so many tokens; False when it has to wait, or was itself preempted."""
@@ -387,8 +398,6 @@ class LabEngine:
         return True
 
     def _preempt(self, request: Request) -> None:
-        if request.phase is not Phase.LOADING:
-            self._tell(request)
         self.manager.preempt(request.request_id)
         request.preempted, request.announced, request.phase = True, False, Phase.WAITING
         request.result.preemptions += 1

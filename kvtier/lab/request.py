@@ -45,7 +45,6 @@ class Request:
     announced: bool = False
     preempted: bool = False  # known to the cache manager, and to be resumed there
     computed: int = 0
-    told: int = 0  # tokens that the cache manager knows of
     table: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     promised: int = 0
     arriving: bool = False  # the promised prefix comes by layers, and a pass may begin while it does
@@ -54,7 +53,6 @@ class Request:
     result: Result = field(init=False)
 
     def __post_init__(self) -> None:
-        self.told = self.prompt_tokens
         self.result = Result(self.request_id, self.prompt_tokens, self.submitted)
 
     @property

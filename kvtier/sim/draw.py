@@ -38,6 +38,7 @@ _ENGINE = {
     "start": 8.0,
     "grow": 1.0,
     "compute": 20.0,
+    "decode": 4.0,
     "append": 1.5,
     "free": 9.0,
     "preempt": 1.0,
@@ -180,6 +181,12 @@ class Drawer:
         if not numbers:
             return None
         return "compute", self._rng.choice(numbers), self._rng.choice(self._chunks)
+
+    def _decode(self, engine: SimulatedEngine, plane: EventPlane) -> Step | None:
+        if self._pick(engine, RUNNING) is None:
+            return None
+        most = self._rng.choice([1, 1, BLOCK + 1])
+        return "decode", tuple(self._rng.randint(1, most) for _ in range(3)), self._rng.choice([0, 0, 2, 3])
 
     def _append(self, engine: SimulatedEngine, plane: EventPlane) -> Step | None:
         number = self._pick(engine, *(() if self._rng.random() < 0.1 else (RUNNING,)))

@@ -38,7 +38,7 @@ __all__ = ["SimulatedEngine"]
 
 
 _CALLS = (
-    *("arrive", "again", "start", "grow", "compute", "append", "free", "preempt", "resume", "poll", "wait"),
+    *("arrive", "again", "start", "grow", "compute", "decode", "append", "free", "preempt", "resume", "poll", "wait"),
     *("hint", "expect", "reorder", "dismiss", "measure", "locate", "evict", "flush", "invalidate", "reset"),
 )
 _LAYERS = 4
@@ -234,12 +234,19 @@ class SimulatedEngine:
             return False
         if self.setup.splits and self._skip(request):
             return True
-        first, last = request.computed, min(request.computed + tokens, len(request.tokens))
+        last = min(request.computed + tokens, len(request.tokens))
         if len(request.table) * BLOCK < last:
             if self._allocate(request.name, last) is None:
                 self.counts["fault: device full"] += 1
                 return True
             self._take_table(request)
+        self._write(request, last)
+        self.manager.cache_blocks(request.name, last)
+        return True
+
+    def _write(self, request: Request, last: int) -> None:
+        """Its first ``last`` tokens are computed, in slots that it has."""
+        first = request.computed
         contents = request.contents(last // BLOCK)
         for block in range(first // BLOCK, -(-last // BLOCK)):
             content = contents[block] if block < len(contents) else b"%d of %s" % (last, request.name.encode())
@@ -247,8 +254,41 @@ class SimulatedEngine:
             request.held[block] = content
         self._made.update(contents[first // BLOCK :])
         request.computed = last
-        self.manager.cache_blocks(request.name, last)
-        return True
+
+    def decode(self, tokens: Sequence[int], skipped: int) -> bool:
+        """A pass of all requests that run but each ``skipped``-th, in which each makes so many tokens as ``tokens``
+        says in turn."""
+        batch = {}
+        for number, request in enumerate(self.requests.values()):
+            made = [1 + (number + place) % 2 for place in range(tokens[number % len(tokens)])]
+            if request.state is not RUNNING or (skipped and number % skipped == 0) or not self._decodes(request, made):
+                continue
+            self._write(request, len(request.tokens))
+            request.tokens += made
+            self._ask(request)
+            batch[request.name] = made
+        grown = self._advance(batch)
+        for request in self.requests.values():
+            if request.name not in grown:
+                continue
+            slots, table = grown[request.name], list(request.table)
+            if slots is None:
+                self.counts["no room while decoding"] += 1
+                continue
+            self._take_table(request)
+            if request.table != [*table, *slots]:
+                raise ViolationError(f"{request.name} was told that its table grew by {slots}")
+        self.counts["tokens decoded"] += sum(map(len, batch.values()))
+        return bool(batch)
+
+    def _decodes(self, request: Request, made: Sequence[int]) -> bool:
+        """Whether a pass can compute all that the request has."""
+        if len(request.tokens) > len(request.table) * BLOCK or len(request.tokens) + len(made) > self.room:
+            return False
+        return not (self.setup.splits and self._skip(request))
+
+    def _advance(self, made: dict[str, list[int]]) -> dict[str, list[int] | None]:
+        return self.manager.advance({name: some[0] if len(some) == 1 else some for name, some in made.items()})
 
     def _skip(self, request: Request) -> bool:
         """Go on behind what was loaded while the front was computed, if it has come so far."""
@@ -378,6 +418,7 @@ class SimulatedEngine:
         """What nobody uses of some prompts, the branches from ``first`` to ``last``."""
         if Tier(tier) not in self.plane.content:
             return False
+        self.manager.locate(prompt(first, length), **_SPACES[space])  # what was computed before is stored by that
         _, before = pages_of(self.catalog, Tier(tier))
         for branch in range(first, last + 1):
             gone = self.manager.evict(Tier(tier), prompt(branch, length), **_SPACES[space])

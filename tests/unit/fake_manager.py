@@ -181,6 +181,17 @@ class FakeManager:
                     self.host[key] = [t[seq.table[block]].clone() for t in self.pool.tensors]
         seq.cached = max(seq.cached, num_computed_tokens // self.block)
 
+    def advance(self, tokens):
+        grown = {}
+        for request_id, token in tokens.items():
+            seq = self.sequences[request_id]
+            self.cache_blocks(request_id, len(seq.tokens))
+            seq.tokens.append(token)
+            if len(seq.tokens) > len(seq.table) * self.block:
+                before, table = len(seq.table), self.allocate_slots(request_id, len(seq.tokens))
+                grown[request_id] = None if table is None else table[before:].tolist()
+        return grown
+
     def free(self, request_id):
         seq = self.sequences.pop(request_id, None)
         if seq is not None:

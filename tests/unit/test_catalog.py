@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kvtier._core import Growing
 from kvtier.catalog import NO_SLOT, Catalog, PageStatus, Residency, Tier, TierSpec
 from kvtier.content import Content
 
@@ -375,6 +376,12 @@ def test_only_the_owner_can_give_back_or_adopt_a_private_slot() -> None:
 # --- transfers ------------------------------------------------------------------------------------------------------
 
 
+def growing(request: int, content: Content, slots: NDArray[np.uint32]) -> Growing:
+    grows = Growing(content.native, request)
+    grows.put(0, slots)
+    return grows
+
+
 @pytest.mark.parametrize("present", [0, 1, 2])
 def test_extending_a_chain_is_inserting_and_adopting_it(present: int) -> None:
     """Of what is there already the private slots stay private; where the catalog is full, a prefix is extended."""
@@ -384,23 +391,27 @@ def test_extending_a_chain_is_inserting_and_adopting_it(present: int) -> None:
     catalog.drop(Tier.HOST, store(catalog, 1, 1, 2)[present:])
     slots = catalog.take(Tier.HOST, 3, 2)
     with pytest.raises(ValueError, match="table: it has fewer slots"):
-        catalog.extend(root, words(1, 2, 3), 0, 3, Tier.HOST, slots[:2], 2)
+        catalog.extend(root, growing(2, words(1, 2, 3), slots[:2]), 0, 3, Tier.HOST)
     with pytest.raises(ValueError, match="of 4 tokens given; 8 tokens are known"):
-        catalog.extend(root, words(1, 2), 0, 3, Tier.HOST, slots, 2)
+        catalog.extend(root, growing(2, words(1, 2), slots), 0, 3, Tier.HOST)
     with pytest.raises(ValueError, match="not a private slot of this request"):
-        catalog.extend(root, words(1, 2, 3), 0, 3, Tier.HOST, slots, 3)
+        catalog.extend(root, growing(3, words(1, 2, 3), slots), 0, 3, Tier.HOST)
     assert hit(catalog, 1, 2, 3) == present  # nothing was done
-    nodes, fresh = catalog.extend(root, words(1, 2, 3), 0, 3, Tier.HOST, slots, 2)
+    content = words(1, 2, 3)
+    request = growing(2, content, slots)
+    nodes, fresh = catalog.extend(root, request, 0, 3, Tier.HOST)
     assert nodes[:present] == held
     assert fresh == nodes[present:]
     assert catalog.state(nodes)[0][present:, Tier.HOST].tolist() == slots[present:].tolist()
     assert hit(catalog, 1, 2, 3) == 3
     catalog.check()
-    longer = catalog.lengthen(slots, Tier.HOST, 1, 2)
-    more, _ = catalog.extend(nodes[-1], words(1, 2, 3, 4), 3, 4, Tier.HOST, longer, 2)
-    assert catalog.state(more)[0][:, Tier.HOST].tolist() == longer[3:].tolist()
-    assert longer[:3].tolist() == slots.tolist()
-    assert catalog.lengthen(slots, Tier.HOST, 99, 2).tolist() == slots.tolist()  # no room, and nothing was taken
+    content.append([4] * BLOCK)
+    assert request.lengthen(catalog.native, Tier.HOST, 1)
+    assert (len(request), request.slots()[:3].tolist()) == (4, slots.tolist())
+    more, _ = catalog.extend(nodes[-1], request, 3, 4, Tier.HOST)
+    assert catalog.state(more)[0][:, Tier.HOST].tolist() == request.slots()[3:].tolist()
+    assert not request.lengthen(catalog.native, Tier.HOST, 99)
+    assert len(request) == 4  # no room, and nothing was taken
     catalog.release(2)
     catalog.check()
     assert hit(catalog, 1, 2, 3, 4) == 4
@@ -411,7 +422,7 @@ def test_a_full_catalog_extends_a_prefix() -> None:
     root = catalog.root(SPACE)
     catalog.insert(root, named(catalog, *range(11, 18)), 1)
     slots = catalog.take(Tier.HOST, 3, 2)
-    nodes, fresh = catalog.extend(root, words(1, 2, 3), 0, 3, Tier.HOST, slots, 2)
+    nodes, fresh = catalog.extend(root, growing(2, words(1, 2, 3), slots), 0, 3, Tier.HOST)
     assert 1 <= len(nodes) == len(fresh) < 3
     assert hit(catalog, 1, 2, 3) == len(nodes)
     catalog.check()

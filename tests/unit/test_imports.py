@@ -14,10 +14,11 @@ LINES: list[list[str]] = [
     ["cli"],
     ["lab", "connectors"],
     ["manager", "offload", "keyed"],
+    ["decoding"],
     ["loading", "foreign_loads", "prefetch"],
     ["gathering"],
     ["plane", "relay", "stats", "lookup", "policy", "tail"],
-    ["probe"],
+    ["probe", "requests"],
     ["placement", "sequence", "foreign"],
     ["choice", "profile", "ways"],
     ["orders"],
@@ -44,6 +45,7 @@ INCLUDES = {
     "io": {"common", "io"},
     "mover": {"common", "copy", "io", "mover"},
     "orders": {"catalog", "common", "mover", "orders"},
+    "requests": {"catalog", "common", "content", "requests"},
     "cuda": {"common", "copy", "cuda", "mover"},  # of the mover its words for a device, no more
 }
 SYSTEM_FORBIDDEN = {  # no I/O, no CUDA, no Python types in the catalog; no Python anywhere below the bindings
@@ -54,6 +56,7 @@ SYSTEM_FORBIDDEN = {  # no I/O, no CUDA, no Python types in the catalog; no Pyth
     "io": r"nanobind|Python\.h|cuda",
     "mover": r"nanobind|Python\.h|cuda",
     "orders": r"nanobind|Python\.h|cuda",
+    "requests": r"nanobind|Python\.h|cuda",
     "cuda": r"nanobind|Python\.h|cuda\.h|cuda_runtime|io/",  # built without a toolkit
     "common": r"nanobind|Python\.h|cuda",
 }

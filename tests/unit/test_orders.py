@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvtier import CacheConfig
+from kvtier._core import Growing
 from kvtier.catalog import Catalog, Tier, TierSpec
 from kvtier.content import Content, label_bytes
 from kvtier.geometry import KVGeometry
@@ -54,7 +55,9 @@ class Side:
         table = self.catalog.take(Tier.DEVICE, 6, request)
         for slot in table:
             self.pool.write_page(int(slot), np.full(self.pool.payload_bytes, byte, np.uint8))
-        nodes, _ = self.catalog.extend(self.root, content, 0, len(table), Tier.DEVICE, table, request)
+        growing = Growing(content.native, request)
+        growing.put(0, table)
+        nodes, _ = self.catalog.extend(self.root, growing, 0, len(table), Tier.DEVICE)
         self.catalog.release(request)
         return np.array(nodes, np.uint32)
 

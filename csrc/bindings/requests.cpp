@@ -1,0 +1,116 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "bindings/arrays.hpp"
+#include "bindings/bindings.hpp"
+#include "bindings/tokens.hpp"
+#include "requests/growing.hpp"
+
+namespace nb = nanobind;
+
+namespace kvtier {
+namespace {
+
+// What requests have made, by id: a token id or a list of them for each.
+struct Batch {
+  std::vector<Advance> parts;
+  std::vector<PyObject*> names;
+  std::vector<std::uint32_t> ids;
+
+  // False for anything but plain ids of requests that there are.
+  bool read(const nb::dict& requests, nb::handle tokens) {
+    if (!PyDict_CheckExact(tokens.ptr())) return false;
+    std::vector<std::size_t> counts;
+    PyObject *name = nullptr, *made = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(tokens.ptr(), &at, &name, &made) != 0;) {
+      PyObject* const known = PyUnicode_CheckExact(name) ? PyDict_GetItemWithError(requests.ptr(), name) : nullptr;
+      if (known == nullptr) return false;
+      const std::size_t before = ids.size();
+      std::uint32_t id = 0;
+      if (plain_id(made, &id)) {
+        ids.push_back(id);
+      } else if (!plain_ids(made, &ids)) {
+        return false;
+      }
+      parts.emplace_back().growing = nb::inst_ptr<Growing>(known);
+      names.push_back(name);
+      counts.push_back(ids.size() - before);
+    }
+    std::size_t first = 0;
+    for (std::size_t i = 0; i < parts.size(); first += counts[i++])
+      parts[i].made = std::span(ids).subspan(first, counts[i]);
+    return true;
+  }
+};
+
+void check(const Batch& batch, const Step& step) {
+  for (std::size_t i = 0; i < batch.parts.size(); ++i) {
+    const std::string why = step.wrong_with(batch.parts[i]);
+    if (!why.empty())
+      throw std::invalid_argument("tokens[" + std::string(nb::repr(batch.names[i]).c_str()) + "]: " + why);
+  }
+}
+
+nb::object advance(Catalog& catalog, Tier tier, std::size_t block_size, const nb::dict& requests, nb::handle tokens) {
+  Batch batch;
+  if (!batch.read(requests, tokens)) return nb::none();
+  Step step(catalog, tier, block_size);
+  check(batch, step);
+  step.run(batch.parts);
+  nb::dict grown;
+  nb::list completed;
+  for (std::size_t i = 0; i < batch.parts.size(); ++i) {
+    const Advance& part = batch.parts[i];
+    const nb::handle name = batch.names[i];
+    if (part.lacks_room) grown[name] = nb::none();
+    if (part.grown != 0) {
+      const std::vector<Slot>& table = part.growing->table;
+      grown[name] = nb::cast(std::vector<Slot>(table.end() - static_cast<std::ptrdiff_t>(part.grown), table.end()));
+    }
+    if (part.completed) completed.append(name);
+  }
+  return nb::make_tuple(grown, completed);
+}
+
+void put(Growing& self, std::size_t first, const ArrayIn<Slot, 1>& slots) {
+  if (first > self.table.size()) throw std::invalid_argument("first: it is behind the table's end");
+  self.table.resize(std::max(self.table.size(), first + slots.size()));
+  std::copy_n(slots.data(), slots.size(), self.table.begin() + static_cast<std::ptrdiff_t>(first));
+}
+
+bool lengthen(Growing& self, Catalog& catalog, Tier tier, std::size_t n) {
+  const std::vector<Slot> slots = catalog.take(tier, n, self.request);
+  self.table.insert(self.table.end(), slots.begin(), slots.end());
+  return slots.size() == n;
+}
+
+}  // namespace
+
+void bind_requests(nb::module_& m) {
+  nb::class_<Growing>(m, "Growing", "What grows as a request runs. See kvtier.sequence.Sequence.")
+      .def(nb::init<Content&, RequestId>(), nb::arg("content"), nb::arg("request"), nb::keep_alive<1, 2>())
+      .def_rw("noted", &Growing::noted, "Of its blocks that are computed, those that somebody was told of.")
+      .def("__len__", [](const Growing& self) { return self.table.size(); })
+      .def(
+          "slots", [](const Growing& self) { return array_of<Slot, 1>(self.table.data(), {self.table.size()}); },
+          "A copy of its block table.")
+      .def("put", &put, nb::arg("first"), nb::arg("slots"), "These are the slots of its blocks from `first` on.")
+      .def("clear", [](Growing& self) { self.table.clear(), self.noted = 0; })
+      .def("lengthen", &lengthen, nb::arg("catalog"), nb::arg("tier"), nb::arg("n"),
+           "Take so many slots more; False: there is no room, and nothing was changed.");
+  m.def(
+      "advance", &advance, nb::arg("catalog"), nb::arg("tier"), nb::arg("block_size"), nb::arg("requests"),
+      nb::arg("tokens").none(),
+      nb::sig("def advance(catalog: Catalog, tier: Tier, block_size: int, requests: dict[str, Growing], tokens: object)"
+              " -> tuple[dict[str, list[int] | None], list[str]] | None"),
+      "A step of these requests; see kvtier.decoding. The slots by which tables grew, None where there was no room, "
+      "and "
+      "whose blocks are full by it. None: `tokens` is no dict of plain token ids, one or a list of them, by request.");
+}
+
+}  // namespace kvtier

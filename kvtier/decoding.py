@@ -1,0 +1,78 @@
+"""Decoding: a batch of running requests makes a few tokens each, in every step and by one native call.
+
+    tokens    |<---------- computed by the pass ---------->|<- made ->|
+    blocks    |  indexed  | may wait to be |  not full yet     |      |
+    table     |<-------------------- slots --------------------------->|   for all of them, where there is room
+
+Nearly always a request stays within its last block, and has a slot for that: its tokens are noted, and nothing else is
+done. Whose block is full is handed to :class:`kvtier.gathering.Gathering`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtier import _core
+from kvtier.catalog import DEVICE, Catalog
+from kvtier.content import as_tokens
+from kvtier.sequence import State
+
+if TYPE_CHECKING:
+    from kvtier.gathering import Gathering
+    from kvtier.requests import Requests
+
+__all__ = ["Decoding", "Made"]
+
+Made: TypeAlias = "Mapping[str, int | Iterable[int] | npt.NDArray[np.integer]]"
+"""Token ids, one or some, by request id."""
+
+
+class Decoding:
+    """Of ``requests`` those that run, in blocks of ``block_size``."""
+
+    def __init__(self, requests: Requests, gathering: Gathering, catalog: Catalog, block_size: int) -> None:
+        self._requests = requests
+        self._gathering = gathering
+        self._catalog = catalog
+        self._block = block_size
+        self._growing: dict[str, _core.Growing] = {}  # of running requests only
+
+    def advance(self, made: Made) -> dict[str, list[int] | None]:
+        """The tokens that each had are computed, and these are those that follow; returns the slots by which tables
+        have grown for them, None where there is no room. ValueError, and nothing has changed, for what cannot be."""
+        done = _core.advance(self._catalog.native, DEVICE, self._block, self._growing, made)
+        if done is None:
+            plain = self._checked(made)
+            done = _core.advance(self._catalog.native, DEVICE, self._block, self._growing, plain)
+            assert done is not None
+        grown, completed = done
+        for request_id in completed:
+            sequence = self._requests.by_id[request_id]
+            self._gathering.add(sequence, sequence.growing.noted)
+        return grown
+
+    def forget(self, request_id: str) -> None:
+        """The request runs no longer."""
+        self._growing.pop(request_id, None)
+
+    def close(self) -> None:
+        """No request does."""
+        self._growing.clear()
+
+    def _checked(self, made: Made) -> dict[str, list[int]]:
+        """The same, found right: of running requests, which are known from then on, and in plain numbers."""
+        if not isinstance(made, Mapping):
+            raise ValueError(f"tokens: {made!r}; accepted: token ids by request id")
+        plain = {}
+        for request_id, tokens in made.items():
+            sequence = self._requests.known(request_id)
+            if sequence.state is not State.RUNNING:
+                raise ValueError(f"request_id: {request_id!r} is {sequence.state.value}; only a ready request computes")
+            some = [tokens] if isinstance(tokens, (int, np.integer)) else tokens
+            plain[request_id] = as_tokens(some, f"tokens[{request_id!r}]").tolist()
+        self._growing |= {request_id: self._requests.known(request_id).growing for request_id in plain}
+        return plain
