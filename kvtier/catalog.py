@@ -330,15 +330,25 @@ class Catalog:
         return self.native.drop_left(tier, nodes)
 
     def foresee(
-        self, root: int, content: Content, first: int, last: int | None, source: Tier, lost: bool, request: int
+        self,
+        root: int,
+        labels: Content | ArrayLike,
+        first: int,
+        last: int | None,
+        source: Tier,
+        lost: bool,
+        request: int,
     ) -> tuple[NodeIds, NodeIds]:
-        """Look for ``content``'s cached prefix and keep its nodes alive for ``request``; their pages are free to go,
-        and stay as cold as they are. In a catalog of content labels.
+        """Look for the cached prefix of ``labels`` and keep its nodes alive for ``request``; their pages are free to
+        go, and stay as cold as they are. ``labels`` are those of ``match``, or the content that makes them.
 
         Returns the nodes of its blocks [first, last), None for all, and those of them whose fastest page is in
         ``source`` and which nobody is bringing up. Where ``source`` is ``lost``, its pages end the prefix.
         """
-        return self.native.foresee(root, content.native, first, _U32 if last is None else last, source, lost, request)
+        until = _U32 if last is None else last
+        if isinstance(labels, Content):
+            return self.native.foresee(root, labels.native, first, until, source, lost, request)
+        return self.native.foresee(root, self._labels(labels), first, until, source, lost, request)
 
     def cold(self, tier: Tier, n: int, lower: Tier) -> NodeIds:
         """Of the ``n`` next pages to be evicted from ``tier`` those that are absent in ``lower``, parents before

@@ -70,6 +70,7 @@ class ForeignRequest:
     tickets: set[int] = field(default_factory=set)
     expires: float = 0.0
     patience: float = 0.0  # until when it waits for what others bring
+    hurried: set[int] = field(default_factory=set)  # of that what it has told to come first
     choice: Choice | None = None
     synchronous: bool = False
     started: float = 0.0  # when its load began

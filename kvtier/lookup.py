@@ -4,19 +4,30 @@ content to the blocks below it."""
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from kvtier.arguments import whole
 from kvtier.catalog import DEVICE, Catalog, Match, Residency, Tier
+from kvtier.content import Content
 from kvtier.sequence import Sequence, Slots
 
 if TYPE_CHECKING:
-    from kvtier.content import Content
+    from collections.abc import Callable, Iterable
+
+    import numpy.typing as npt
+
+    from kvtier.content import Media
+    from kvtier.foreign import Hashes
     from kvtier.messages import DataPlane
     from kvtier.namespace import Namespace
 
-__all__ = ["SCRATCH", "Lookup"]
+__all__ = ["SCRATCH", "Foresee", "Lookup"]
+
+Foresee: TypeAlias = "Callable[[int, bool], tuple[Slots, Slots]]"
+"""Looks for what a request will read: :meth:`Lookup.foresee` of its blocks, for a catalog's request id, the disk being
+lost or not."""
 
 SCRATCH = 1
 """The catalog's request id for what no request asks, such as hints: a lease of its lives only inside one call."""
@@ -65,6 +76,42 @@ class Lookup:
         sequence.cached += len(nodes)
         sequence.later += nodes
         return fresh
+
+    def foresee(
+        self, space: bytes, labels: Content | Hashes, first: int, last: int | None, request: int, lost: bool
+    ) -> tuple[Slots, Slots]:
+        """Of what ``labels`` name the nodes of the cached blocks [first, last), kept alive for ``request``, and those
+        of them that only the disk holds and that nobody is bringing up. ``lost``: what is on disk cannot be had.
+
+        Nothing is pinned for it, and it is no use of what is in host memory: a wrong hint would keep that there in the
+        place of others.
+        """
+        root = self.root(space)
+        if root is None:
+            return np.empty(0, np.uint32), np.empty(0, np.uint32)
+        return self._catalog.foresee(root, labels, first, last, Tier.DISK, lost, request)
+
+    def reading(
+        self,
+        space: bytes,
+        tokens: Iterable[int] | npt.NDArray[np.integer],
+        media: list[Media],
+        positions: tuple[int, int] | None,
+    ) -> Foresee:
+        """How to :meth:`foresee` a request that will read these tokens, or of them those at ``positions`` [a, b). They
+        are looked at then. ValueError for positions that make no sense."""
+        first, last = self._blocks(positions)
+        return lambda request, lost: self.foresee(space, Content(tokens, media), first, last, request, lost)
+
+    def _blocks(self, positions: tuple[int, int] | None) -> tuple[int, int | None]:
+        if positions is None:
+            return 0, None
+        try:
+            first, last = positions
+            first, last = whole("first", first), whole("last", last, first + 1)
+        except (TypeError, ValueError):
+            raise ValueError(f"positions: {positions!r}; accepted: whole numbers with 0 <= first < last") from None
+        return first // self._block, -(-last // self._block)
 
     def locate(self, space: bytes, content: Content) -> dict[str, int]:
         """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""

@@ -400,8 +400,8 @@ class CacheManager:
         """
         self._check_open("expect")
         due = self._clock() + arguments.seconds("within", within)
-        space = self._lookup.space(salt, adapter)
-        self._prefetcher.expect(words("request_id", request_id), tokens, as_media(media), space, due, positions)
+        reading = self._lookup.reading(self._lookup.space(salt, adapter), tokens, as_media(media), positions)
+        self._prefetcher.expect(words("request_id", request_id), reading, due)
 
     def reorder(self, within: Mapping[str, float]) -> None:
         """Requests that were announced will start in so many seconds now; those that were not are passed over."""

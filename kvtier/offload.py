@@ -11,6 +11,9 @@ Who calls what, for one request, all from the scheduler's thread:
 call waits. ``free`` is legal in every state and for ids that are not known. Whoever owns the blocks asks
 :meth:`OffloadManager.reading` before they are written again: a store may still be reading them.
 
+A request that waits in the engine's queue may be announced (``expect``, ``reorder``, ``dismiss``): what of it is on
+disk comes up to host memory meanwhile.
+
 Of a *synchronous* load the engine's step waits, and the request computes in it behind what is loaded. What it computes
 is offered by ``store`` at once, in transfers that the data plane refuses where the load fails; then ``recompute`` says
 that it was worth nothing.
@@ -19,24 +22,28 @@ that it was worth nothing.
 from __future__ import annotations
 
 import time
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from kvtier import arguments
 from kvtier.catalog import Catalog, Match, Tier, TierSpec
 from kvtier.choice import ONBOARD, Choice, choose, is_synchronous
 from kvtier.config import ConfigError
 from kvtier.costmodel import CostModel
 from kvtier.foreign import Blocks, ForeignRequest, Found, Hashes, Loaded, Loading
 from kvtier.foreign_loads import ForeignLoads, tokens_by_tier
-from kvtier.lookup import Lookup
+from kvtier.lookup import SCRATCH, Lookup
 from kvtier.placement import Placement
+from kvtier.prefetch import Prefetcher
 from kvtier.probe import Probes
 from kvtier.stats import CacheStats, Counts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from kvtier.config import CacheConfig
     from kvtier.layers import Layers
@@ -91,9 +98,12 @@ class OffloadManager:
         self.adopted = self.placement.adopt(hello)
         self._requests: dict[str, ForeignRequest] = {}
         self._reading: dict[int, Blocks] = {}  # ticket of a store → the engine's blocks that it reads
-        self._next = 2  # 1 is Lookup's
+        self._numbers = count(SCRATCH + 1)  # the catalog's request ids
         self._counts = Counts()
         self._loads = ForeignLoads(config, self.catalog, self.placement, self.costs, self._counts, layers, clock)
+        self._prefetcher = Prefetcher(
+            config, self.catalog, self.placement, self._lookup, self.costs, self._numbers.__next__, clock
+        )
 
     # ---- a request's life ----------------------------------------------------------------------------------------
 
@@ -121,19 +131,21 @@ class OffloadManager:
         if request is not None and request.state == "running":
             request = self._restart(request_id)
         space = self._lookup.space(salt, adapter)
-        if request is None or request.space != space:
-            self.free(request_id)
+        if request is not None and request.space != space:
+            self._let_go(request)
+            request = None
+        if request is None:
             request = self._requests[request_id] = self._fresh(space)
             self._counts.requests += 1
             self._counts.tokens_asked += len(hashes) * self.config.block_size
             request.patience = self._clock() + self.config.load_timeout_seconds
+        self._prefetcher.rest(request_id)  # what is not on its way yet comes faster with the load
         request.start, request.expires = start, self._clock() + self.config.lease_seconds
         tokens = len(hashes) * self.config.block_size if tokens is None else tokens
         return self._find(request, hashes, tokens, others)
 
     def _fresh(self, space: bytes) -> ForeignRequest:
-        self._next += 2
-        return ForeignRequest(self._next - 2, self._next - 1, space)
+        return ForeignRequest(next(self._numbers), next(self._numbers), space)
 
     def _find(self, request: ForeignRequest, hashes: Hashes, tokens: int, others: int) -> Found:
         request.nodes, request.origin = np.empty(0, np.uint32), np.empty(0, np.uint8)
@@ -148,6 +160,7 @@ class OffloadManager:
         coming = (match.tiers == Tier.DISK) & (match.filling != 0)  # others are bringing these to the host
         waits = bool(coming[:reach].any())
         if waits:
+            self._hurry(request, match.filling[:reach][coming[:reach]])
             reach = int(np.argmax(coming))
         if reach < len(match.nodes):  # a lease on what is not promised would end with the request only
             match = self.catalog.match([root], hashes, request.start, request.number, limit=request.start + reach)
@@ -155,6 +168,12 @@ class OffloadManager:
         request.synchronous = self._is_synchronous(match.tiers, others)
         waits = waits and self._clock() < request.patience
         return Found(len(match.nodes), tokens_by_tier(match.tiers), waits, request.synchronous)
+
+    def _hurry(self, request: ForeignRequest, tickets: npt.NDArray[np.uint64]) -> None:
+        """The request waits for what these bring: a look-ahead is behind everything that somebody waits for."""
+        new = set(tickets.tolist()) - request.hurried
+        request.hurried |= new
+        self.placement.promote(new, request.patience)
 
     def _is_synchronous(self, tiers: npt.NDArray[np.uint8], others: int) -> bool:
         if self._mode == "async":
@@ -193,6 +212,7 @@ class OffloadManager:
                 f"blocks: {len(blocks)} for request {request_id!r}, which is {request.state} and was promised "
                 f"{len(request.nodes)}"
             )
+        self._prefetcher.started(request_id)
         return self._loads.start(request_id, request, blocks)
 
     def store(self, request_id: str, hashes: Hashes, blocks: Blocks) -> tuple[int, ...]:
@@ -205,6 +225,7 @@ class OffloadManager:
         if request.state == "loading" and not request.synchronous:
             raise ValueError(f"request_id: {request_id!r} is loading; nothing of it is computed yet")
         if request.state == "matched":  # it runs, with or without what it was promised
+            self._prefetcher.started(request_id)
             self.catalog.release(request.number)
             request.state = "running"
         if not len(hashes) or not request.cacheable:
@@ -255,6 +276,7 @@ class OffloadManager:
 
     def free(self, request_id: str) -> None:
         """End the request, in whatever state it is. What was ordered to be stored still arrives."""
+        self._prefetcher.dismiss(request_id)
         request = self._requests.pop(request_id, None)
         if request is not None:
             self._let_go(request)
@@ -262,6 +284,38 @@ class OffloadManager:
     def _let_go(self, request: ForeignRequest) -> None:
         self._loads.withdraw(request)
         self.catalog.release(request.offers)
+
+    # ---- hints ---------------------------------------------------------------------------------------------------
+
+    def expect(
+        self,
+        request_id: str,
+        hashes: Hashes,
+        within: float,
+        *,
+        salt: str | None = None,
+        adapter: bytes | None = None,
+    ) -> None:
+        """A request that waits in the engine's queue will begin in about ``within`` seconds, with these ``hashes`` or
+        more. Only noted here; the next ``poll`` begins to bring up what of them is on disk.
+
+        Said again it replaces what was said before. The request's ``load``, or its first ``store``, ends it. ``within``
+        may be negative: it is late already.
+        """
+        due = self._clock() + arguments.seconds("within", within)
+        foresee = partial(self._lookup.foresee, self._lookup.space(salt, adapter), hashes, 0, None)
+        self._prefetcher.expect(request_id, foresee, due)
+
+    def reorder(self, within: Mapping[str, float]) -> None:
+        """Requests that were announced will begin in so many seconds now; those that were not are passed over."""
+        now = self._clock()
+        due = {name: now + arguments.seconds(f"within[{name!r}]", value) for name, value in within.items()}
+        for request_id, when in due.items():
+            self._prefetcher.reschedule(request_id, when)
+
+    def dismiss(self, request_id: str) -> None:
+        """A request that was announced will not begin soon. One that was not is no error."""
+        self._prefetcher.dismiss(request_id)
 
     # ---- what happened -------------------------------------------------------------------------------------------
 
@@ -281,6 +335,8 @@ class OffloadManager:
                 self.catalog.release(request.number)
             elif request.state == "loading" and request.review <= now:
                 self._loads.reconsider(request, now)
+        if self._prefetcher.expects:
+            self._prefetcher.pump(ended, spent=1 if completions else 0)
         self.placement.maintain()
         return loaded
 
@@ -336,7 +392,9 @@ class OffloadManager:
         return bool(self.placement.moving)
 
     def stats(self) -> CacheStats:
-        return CacheStats.gather(self._counts, self.catalog, self.placement, self._tiers, loads_cut=self._loads.cuts)
+        return CacheStats.gather(
+            self._counts, self.catalog, self.placement, self._tiers, self._prefetcher.blocks, self._loads.cuts
+        )
 
     def describe(self) -> str:
         """One line: what was really built."""

@@ -28,20 +28,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtier.arguments import whole
 from kvtier.catalog import Catalog, Residency, Tier
 from kvtier.choice import ONBOARD, STAGE
-from kvtier.content import Content, Media
-from kvtier.lookup import SCRATCH, Lookup
+from kvtier.lookup import SCRATCH, Foresee, Lookup
 from kvtier.messages import Priority
 from kvtier.placement import Placement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    import numpy.typing as npt
+    from collections.abc import Callable, Mapping
 
     from kvtier.config import CacheConfig
+    from kvtier.content import Content
     from kvtier.costmodel import CostModel
     from kvtier.sequence import Slots
 
@@ -73,11 +70,7 @@ class Prefetched:
 @dataclass(slots=True, eq=False)
 class _Expected:
     name: str
-    tokens: Iterable[int] | npt.NDArray[np.integer]
-    media: list[Media]
-    space: bytes
-    first: int
-    last: int | None
+    foresee: Foresee
     due: float
     request: int
     wanted: Slots | None = None
@@ -91,6 +84,8 @@ class _Expected:
     """Which of its entries in the heaps counts: the one that was pushed last."""
     soon: bool = False
     """Whether it waits for its turn to go on to the device."""
+    rests: bool = False
+    """Whether no more is ordered for it until it is scheduled anew."""
     tickets: set[int] = field(default_factory=set)
 
 
@@ -135,33 +130,13 @@ class Prefetcher:
 
     # ---- hints: noted at once, looked at by pump -----------------------------------------------------------------
 
-    def expect(
-        self,
-        name: str,
-        tokens: Iterable[int] | npt.NDArray[np.integer],
-        media: list[Media],
-        space: bytes,
-        due: float,
-        positions: tuple[int, int] | None = None,
-    ) -> None:
-        """These tokens, or those at ``positions`` [a, b), will be read at about ``due`` by the request of this name."""
-        first, last = self._blocks(positions)
+    def expect(self, name: str, foresee: Foresee, due: float) -> None:
+        """What ``foresee`` finds will be read at about ``due`` by the request of this name."""
         if name in self._expected:
             self.dismiss(name)
         if (self._room or self._device_room) and len(self._expected) < _LIMIT:
-            expected = _Expected(name, tokens, media, space, first, last, due, self._new_request())
-            self._expected[name] = expected
+            expected = self._expected[name] = _Expected(name, foresee, due, self._new_request())
             self._schedule(expected)
-
-    def _blocks(self, positions: tuple[int, int] | None) -> tuple[int, int | None]:
-        if positions is None:
-            return 0, None
-        try:
-            first, last = positions
-            first, last = whole("first", first), whole("last", last, first + 1)
-        except (TypeError, ValueError):
-            raise ValueError(f"positions: {positions!r}; accepted: whole numbers with 0 <= first < last") from None
-        return first // self._block, -(-last // self._block)
 
     def reschedule(self, name: str, due: float) -> None:
         """It will start at another time; a name that is not expected is no error."""
@@ -169,6 +144,13 @@ class Prefetcher:
         if expected is not None and expected.due != due:
             expected.due = due
             self._schedule(expected)
+
+    def rest(self, name: str) -> None:
+        """It is about to start, and will order what it lacks itself: order no more for it, unless it is rescheduled. A
+        name that is not expected is no error."""
+        expected = self._expected.get(name)
+        if expected is not None:
+            expected.rests = True
 
     def dismiss(self, name: str) -> None:
         """It will not come: stop what has not begun, and give its room back. A name not expected is no error."""
@@ -190,15 +172,18 @@ class Prefetcher:
         self._forget(expected)
 
     def _schedule(self, expected: _Expected) -> None:
-        expected.turn = next(self._turns)
+        expected.turn, expected.rests = next(self._turns), False
         entry = (expected.due, expected.turn, expected)
         if len(self._overdue) > 4 * _LIMIT:  # so many stale ones that they are worth sweeping
             self._overdue = [(each.due, each.turn, each) for each in self._expected.values()]
             heapify(self._overdue)
-            self._urgent, self._coming = list(self._overdue), list(self._overdue)
+            self._urgent = list(self._overdue)
+            self._coming = list(self._overdue) if self._device_room else []
             return
-        for heap in (self._urgent, self._overdue, self._coming):
-            heappush(heap, entry)
+        heappush(self._urgent, entry)
+        heappush(self._overdue, entry)
+        if self._device_room:
+            heappush(self._coming, entry)
 
     def _is_stale(self, entry: tuple[float, int, _Expected]) -> bool:
         # Not by its time: a request that is put off and back again has two entries of one time.
@@ -302,12 +287,14 @@ class Prefetcher:
         """Look for the most urgent hint and order a part of it; False: there is nothing to be done now."""
         while self._urgent:
             expected = self._urgent[0][2]
-            if self._is_stale(self._urgent[0]) or expected.due + self._grace < now:  # it will be given up
+            over = expected.due + self._grace < now  # it will be given up
+            if over or expected.rests or self._is_stale(self._urgent[0]):
                 heappop(self._urgent)
                 continue
             looked = expected.wanted is None
             if expected.wanted is None:
-                expected.wanted = self._find(expected)
+                lost = self._placement.disk_offline
+                expected.found, expected.wanted = expected.foresee(expected.request, lost)
             missing, room = len(expected.wanted) - expected.issued, self._room - self._held
             if missing > room and room * _WORTH < missing and self._held > expected.issued:
                 return looked  # its turn comes when others have used or given up theirs; nobody passes it
@@ -336,18 +323,6 @@ class Prefetcher:
         speed = self._costs.lane_speed("stage")
         size = _PART_BYTES if speed is None else min(_PART_BYTES, int(speed[1] * _PART_SECONDS))
         return max(1, size // self._costs.page_bytes)
-
-    def _find(self, expected: _Expected) -> Slots:
-        """The nodes of its blocks that are on disk only, kept alive for it. Only what is brought for the hint is pinned
-        for it, and it is no use of what is in host memory: a wrong one would keep that there in the place of others."""
-        root = self._lookup.root(expected.space)
-        if root is None:
-            return np.empty(0, np.uint32)
-        content = Content(expected.tokens, expected.media)
-        expected.found, wanted = self._catalog.foresee(
-            root, content, expected.first, expected.last, Tier.DISK, self._placement.disk_offline, expected.request
-        )
-        return wanted
 
     def fetch(self, space: bytes, content: Content, deadline: float) -> Prefetched:
         """Set all of it on its way now, pinned by nobody; ``deadline`` is in monotonic seconds, 0 for none."""

@@ -13,7 +13,6 @@ The file has each request's figures too and is written anew after each prompt; o
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -25,7 +24,7 @@ if __name__ == "__main__":
 sys.path.insert(0, str(Path(__file__).resolve().parent / "vllm_arms"))
 
 import narrow
-from arms import Arm, bounds, by_turns, difference, words
+from arms import Arm, bounds, by_turns, difference, throttle, words
 from record import Record, common_options
 
 BLOCK = 64
@@ -51,12 +50,6 @@ def arms(folder: Path, host: int, size: int, model: str | None) -> list[Arm]:
     return found
 
 
-def throttle(folder: Path, megabytes: float) -> None:
-    file = folder / "speed.json"
-    file.with_suffix(".new").write_text(json.dumps({"bytes_per_s": 1e6 * megabytes}))
-    file.with_suffix(".new").rename(file)
-
-
 class Circle:
     """One run: the three engines, and what came of them at each speed so far."""
 
@@ -76,7 +69,7 @@ class Circle:
         size = blocks * BLOCK * TOKEN_BYTES // (1 if options.dtype == "float32" else 2)
         with tempfile.TemporaryDirectory(dir=options.disk) as name:
             folder = Path(name)
-            throttle(folder, 0)
+            throttle(folder / "speed.json", 0)
             plan |= narrow.options(options.model, folder)
             self.arms += arms(folder, 2 * size, (options.documents + 2) * size, options.model)
             try:
@@ -88,7 +81,7 @@ class Circle:
                     for arm in by_turns(self.arms, number):
                         arm.ask("fill", number, prompt, options.answer)
                 for speed in options.speeds:
-                    throttle(folder, speed)
+                    throttle(folder / "speed.json", speed)
                     self.at_one_speed(documents, speed, record)
                     print(line(self.row(speed)), flush=True)
             finally:

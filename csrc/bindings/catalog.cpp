@@ -205,6 +205,15 @@ void bind_upkeep(nb::class_<Catalog>& c) {
       nb::arg("root"), nb::arg("content"), nb::arg("first"), nb::arg("last"), nb::arg("source"), nb::arg("lost"),
       nb::arg("request"));
   c.def(
+      "foresee",
+      [](Catalog& self, NodeId root, In<std::uint8_t> labels, std::size_t first, std::size_t last, Tier source,
+         bool lost, RequestId request) {
+        const Foreseen found = self.foresee(root, view(labels), first, last, source, lost, request);
+        return std::make_tuple(give(found.nodes), give(found.below));
+      },
+      nb::arg("root"), nb::arg("labels"), nb::arg("first"), nb::arg("last"), nb::arg("source"), nb::arg("lost"),
+      nb::arg("request"));
+  c.def(
       "cold", [](const Catalog& self, Tier tier, std::size_t n, Tier lower) { return give(self.cold(tier, n, lower)); },
       nb::arg("tier"), nb::arg("n"), nb::arg("lower"));
   c.def(

@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +25,7 @@ import torch
 
 from kvtier.lab.arrival import Arrival, NotThereError
 from kvtier.lab.request import OnToken, Phase, Request, Result
+from kvtier.waiting import Waiting
 
 if TYPE_CHECKING:
     from kvtier.lab.attention import KVPool
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["LabEngine"]
 
 _TIERS = ("device", "host", "disk", "remote")
-_ANNOUNCED = 32  # of those that wait, how many the cache is told of
 _IDLE_WAIT = 0.01  # seconds in which a step with nothing to compute waits for a load
 
 
@@ -79,9 +78,7 @@ class LabEngine:
         self._events: list[tuple[Request, int, float]] = []
         self._preempted_now = False
         self._last_worked = 0.0
-        self._admitted = self.clock()
-        self._announced = 0.0
-        self._interval = 0.0  # seconds between admissions, smoothed
+        self._ahead = Waiting(self.clock)  # who waits, for the cache
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -125,6 +122,7 @@ class LabEngine:
         request = Request(request_id, ids, len(ids), max_new_tokens, stop, salt, on_token, submitted)
         self._requests[request_id] = request
         self._waiting.append(request)
+        self._ahead.enter(request_id)
 
     def abort(self, request_id: str) -> bool:
         """End a request, in whatever phase it is; False if there is none of that id."""
@@ -197,25 +195,17 @@ class LabEngine:
                 return
             self._waiting.popleft()
             self._active.append(request)
-            now = self.clock()
-            self._interval += (min(now - self._admitted, 60.0) - self._interval) / 8
-            self._admitted = now
+            self._ahead.leave(request.request_id)
 
     def _announce(self) -> None:
-        """Tell the cache of those that have to wait, and about when each will start; again each second."""
+        """Tell the cache of those that have to wait, and about when each will start."""
         if not self._waiting:
             return
-        now = self.clock()
-        again = now - self._announced > 1.0
-        if again:
-            self._announced = now
-        for place, request in enumerate(islice(self._waiting, _ANNOUNCED)):
-            within = (place + 1) * self._interval
-            if not request.announced:
-                request.announced = True
-                self.manager.expect(request.request_id, request.tokens, within, salt=request.salt)
-            elif again:
-                self.manager.reorder({request.request_id: within})
+        for request_id, within in self._ahead.news():
+            request = self._requests[request_id]
+            self.manager.expect(request_id, request.tokens, within, salt=request.salt)
+        if changes := self._ahead.changes():
+            self.manager.reorder(changes)
 
     def _start(self, request: Request) -> bool:
         rid, manager = request.request_id, self.manager
@@ -399,10 +389,11 @@ class LabEngine:
 
     def _preempt(self, request: Request) -> None:
         self.manager.preempt(request.request_id)
-        request.preempted, request.announced, request.phase = True, False, Phase.WAITING
+        request.preempted, request.phase = True, Phase.WAITING
         request.result.preemptions += 1
         self._active.remove(request)
         self._waiting.appendleft(request)
+        self._ahead.enter(request.request_id, first=True)
 
     def _end_stalled(self) -> None:
         """End what has waited for blocks too long while no other sequence was there to give any back."""
@@ -419,6 +410,7 @@ class LabEngine:
             self._active.remove(request)
         elif request in self._waiting:
             self._waiting.remove(request)
+            self._ahead.drop(request.request_id)
         del self._requests[request.request_id]
         request.phase = Phase.FINISHED
         request.result.finish_reason, request.result.finished = reason, self.clock()

@@ -42,7 +42,6 @@ class Request:
     on_token: OnToken | None
     submitted: float
     phase: Phase = Phase.WAITING
-    announced: bool = False
     preempted: bool = False  # known to the cache manager, and to be resumed there
     computed: int = 0
     table: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))

@@ -19,6 +19,7 @@ STORIES = "tests/property/test_stories.py::test_every_story_keeps_its_promises"
 OVERDUE = "an_overdue_load_keeps_its_slots_until_the_data_plane_has_said_its_last_word"
 DRAINS = "tests/unit/test_catalog.py::test_a_cancelled_slot_stays_taken_until_no_copy_can_touch_it"
 MATCH = "tests/unit/test_offload.py::test_a_salt_is_a_namespace_of_its_own"
+AHEAD = "tests/unit/test_offload.py::test_a_hint_looks_in_its_own_namespace"
 KEYS = "tests/property/test_key_matrix.py::test_no_call_leaves_the_salt_out"
 FAULTS = "tests/fault/test_io_faults.py"
 
@@ -156,18 +157,13 @@ PLANTED = (
         says="one was not released",
     ),
     _salt("requests", "kvtier/manager.py", "space = self._lookup.space(salt, adapter)\n        if known", _FOREIGN),
-    _salt(
-        "announcements",
-        "kvtier/manager.py",
-        "space = self._lookup.space(salt, adapter)\n        self._pre",
-        _MISSED,
-        KEYS,
-    ),
+    _salt("announcements", "kvtier/manager.py", "_lookup.reading(self._lookup.space(salt, adapter),", _MISSED, KEYS),
     _salt("hints", "kvtier/manager.py", "_prefetcher.fetch(self._lookup.space(salt, adapter),", _MISSED, KEYS),
     _salt("locate", "kvtier/manager.py", "_lookup.locate(self._lookup.space(salt, adapter),", "than was computed"),
     _salt("evict", "kvtier/manager.py", "_lookup.evict(tier, self._lookup.space(salt, adapter),", "another namespace"),
     _salt("invalidate", "kvtier/manager.py", "_invalidate(self._lookup.space(salt, adapter))", _MISSED, KEYS),
     _salt("an engine's own hashes", "kvtier/offload.py", "space = self._lookup.space(salt, adapter)", _MISSED, MATCH),
+    _salt("its queue", "kvtier/offload.py", "foresee, self._lookup.space(salt, adapter),", _MISSED, AHEAD),
     Planted(
         kind="the salt left out of one path",
         name="of the fingerprint",

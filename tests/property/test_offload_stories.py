@@ -60,6 +60,7 @@ class Engine:
         self.now += self.random.random() * 0.01
         self.written = set()
         habits = {self.arrive: 6, self.admit: 12, self.abort: 2, self.preempt: 1, self.reset: 0.05, self.wait: 0.1}
+        habits |= {self.announce: 4, self.put_off: 1}
         for _ in range(3):
             self.random.choices(list(habits), list(habits.values()))[0]()
         computing = [(name, self.grow(job)) for name, job in self.jobs.items() if job.state == "running"]
@@ -215,6 +216,19 @@ class Engine:
             self.manager.free(name)
             del self.jobs[name]
 
+    def announce(self):
+        name = self.pick("waiting")
+        if name:
+            within = self.random.choice([-1.0, 0.0, 0.05, 3.0])
+            self.manager.expect(name, as_hashes(self.jobs[name].hashes), within)
+
+    def put_off(self):
+        name = self.pick("waiting", "loading", "running")
+        if name and self.random.random() < 0.5:
+            self.manager.reorder({name: self.random.choice([-1.0, 0.0, 2.0])})
+        elif name:
+            self.manager.dismiss(name)
+
     def preempt(self):
         name = self.pick("running")
         if name:
@@ -264,6 +278,7 @@ class Engine:
             for plane in self.planes:
                 plane.step(16)
             self.report()
+        self.seen.update(self.manager.stats().prefetched)
         self.manager.catalog.check()
         for tier, usage in self.manager.stats().slots.items():
             assert usage["free"] + usage["ready"] == usage["capacity"], f"{tier} leaks: {usage}"
@@ -298,6 +313,8 @@ def test_the_engine_reads_its_own_bytes_only(seed, write, ranks, capacity, fault
         engine.step()
     engine.finish()
     assert engine.seen["loaded"]
+    assert not engine.manager._prefetcher._expected
+    assert engine.manager._prefetcher._held == 0
 
 
 def test_a_slot_is_used_by_the_hops_that_may_still_touch_it_and_by_no_other():

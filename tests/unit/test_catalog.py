@@ -474,6 +474,18 @@ def test_foreseeing_is_no_use_of_a_page() -> None:
     catalog.check()
 
 
+def test_foreseeing_goes_by_labels_as_well_as_by_the_content_that_makes_them() -> None:
+    catalog = make(4, disk=4, labels="content")
+    root = catalog.root(SPACE)
+    nodes = store(catalog, 1, 1, 2)
+    catalog.settle_whole(catalog.reserve([Tier.HOST, Tier.DISK], nodes).ticket)
+    catalog.drop_left(Tier.HOST, nodes[1:])
+    content = words(1, 2, 3)
+    for labels in (content, content.whole(catalog.block_size)):
+        found, below = catalog.foresee(root, labels, 0, None, Tier.DISK, False, 7)
+        assert (found.tolist(), below.tolist()) == (nodes.tolist(), nodes[1:].tolist())
+
+
 def test_content_is_no_label_of_a_catalog_of_other_ones() -> None:
     catalog = make()
     with pytest.raises(ValueError, match="content: this catalog's labels of 16 bytes are not of it"):

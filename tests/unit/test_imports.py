@@ -28,7 +28,7 @@ LINES: list[list[str]] = [
     ["tiers.device", "tiers.host", "tiers.disk", "tiers.remote"],
     ["tiers.cuda"],
     ["tiers"],
-    ["messages", "fit", "layers"],
+    ["messages", "fit", "layers", "waiting"],
     ["geometry", "namespace", "content", "config", "budget", "arguments"],
     ["enums"],
     ["_core", ""],  # "" is kvtier/__init__.py, which imports by name only

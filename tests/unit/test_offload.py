@@ -8,6 +8,7 @@ import pytest
 from kvtier.catalog import Tier
 from kvtier.choice import Choice
 from kvtier.config import CacheConfig, ConfigError
+from kvtier.messages import Priority
 from kvtier.offload import OffloadManager
 from kvtier.sim.plane import Faults, SimulatedPlane
 
@@ -120,6 +121,73 @@ def test_pages_on_disk_come_up_and_those_who_ask_meanwhile_wait(namespace):
     assert (asked.blocks, asked.waits) == (0, True)
     assert [(done.request_id, done.blocks) for done in rig.settle()] == [("c", 4)]
     assert rig.manager.match("d", chain(4)).blocks_by_tier == {"host": 4}
+
+
+def on_disk_alone(namespace, **options):
+    """A rig in which the four blocks of ``chain(4)`` are on disk and no longer in host memory."""
+    rig = Rig(namespace, host=4, **options)
+    for name, stem, at in (("a", b"a", 1), ("b", b"b", 5)):
+        rig.compute(name, chain(4, stem), *range(at, at + 4))
+        rig.settle()
+        rig.manager.free(name)
+    return rig
+
+
+def test_what_an_announced_request_will_read_is_in_host_memory_when_it_begins(namespace):
+    rig = on_disk_alone(namespace, prefetch={"share": 0.9})
+    rig.manager.expect("c", chain(4), 0.5)
+    for _ in range(8):
+        rig.settle()
+    assert rig.manager.match("c", chain(4)).blocks_by_tier == {"host": 3, "disk": 1}, "more than the share allows"
+    rig.manager.load("c", blocks(11, 12, 13, 14))
+    assert [(done.blocks, done.wanted) for done in rig.settle()] == [(4, 4)]
+    assert rig.manager.stats().prefetched == {"used": 3, "late": 1, "wasted": 0, "cancelled": 0}
+    rig.manager.free("c")
+    assert rig.manager.catalog.stats()["leases"] == 0
+
+
+def test_who_begins_earlier_than_expected_hurries_what_is_on_its_way_and_orders_the_rest_itself(namespace):
+    rig = on_disk_alone(namespace, prefetch={"share": 0.9})
+    rig.manager.expect("c", chain(4), 5.0)
+    rig.manager.poll()
+    promoted, promote = [], rig.plane.promote
+
+    def count(ticket, priority, deadline):
+        promoted.append(priority)
+        promote(ticket, priority, deadline)
+
+    rig.plane.promote = count
+    assert rig.manager.match("c", chain(4)).waits
+    assert rig.manager.match("c", chain(4)).waits
+    assert promoted == [Priority.DEMAND], "once is enough"
+    rig.settle()
+    found = rig.manager.match("c", chain(4))
+    assert not found.waits
+    assert sum(found.blocks_by_tier.values()) == 4
+    rig.manager.load("c", blocks(11, 12, 13, 14))
+    assert [(done.blocks, done.wanted) for done in rig.settle()] == [(4, 4)]
+
+
+def test_a_hint_ends_with_its_request_and_with_a_word(namespace):
+    rig = on_disk_alone(namespace)
+    for end in (rig.manager.free, rig.manager.dismiss):
+        rig.manager.expect("c", chain(4), 0.1)
+        rig.settle()
+        rig.manager.reorder({"c": 1.0, "unknown": 2.0})
+        end("c")
+        rig.settle()
+        assert rig.manager.catalog.stats()["leases"] == 0
+    assert rig.manager.stats().prefetched["cancelled"] > 0
+    with pytest.raises(ValueError, match="within"):
+        rig.manager.expect("c", chain(4), float("nan"))
+
+
+def test_a_hint_looks_in_its_own_namespace(namespace):
+    rig = on_disk_alone(namespace)
+    rig.manager.expect("c", chain(4), 0.1, salt="another's")
+    before = rig.moved("disk_to_host")
+    rig.settle()
+    assert rig.moved("disk_to_host") == before, "a hint left the salt out"
 
 
 def test_waiting_for_others_has_an_end(namespace):

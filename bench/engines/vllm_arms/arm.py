@@ -1,7 +1,7 @@
 """One vLLM engine in a process of its own: JSON lines in, JSON lines out, for `bench/engines/vllm.py`.
 
-First line in: what to build. Then ``{"ask": tokens, "answer": n}``, ``{"metrics": true}``, ``{"stop": true}``. Each
-gets one line back; what vLLM says goes to stderr.
+First line in: what to build. Then ``{"ask": [tokens, …], "answer": n}``, prompts that come at once, ``{"metrics":
+true}``, ``{"stop": true}``. Each gets one line back; what vLLM says goes to stderr.
 """
 
 from __future__ import annotations
@@ -45,24 +45,23 @@ def do_not_spin() -> None:
     shm_broadcast.SpinCondition.__init__ = without_loop
 
 
-def ask(llm: Any, tokens: list[int], answer: int) -> dict[str, Any]:
+def ask(llm: Any, prompts: list[list[int]], answer: int) -> list[dict[str, Any]]:
     """TTFT and TPOT as vLLM itself took them: to the first token at the front end, and between tokens in the core.
-    ``cpu``: what all of the engine's processes took for it, to the end of what they did afterwards, as storing."""
+    ``cpu``: what all of the engine's processes took for all of them, to the end of what they did afterwards, as
+    storing."""
     from vllm import SamplingParams
 
     began = cpu()
     sampling = SamplingParams(temperature=0, max_tokens=answer, min_tokens=answer, ignore_eos=True, detokenize=False)
-    (output,) = llm.generate([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)
-    times = output.metrics
-    given = list(output.outputs[0].token_ids)
+    outputs = llm.generate([{"prompt_token_ids": tokens} for tokens in prompts], sampling, use_tqdm=False)
+    spent = when_quiet() - began
+    return [taken(output) | {"cpu": spent} for output in outputs]
+
+
+def taken(output: Any) -> dict[str, Any]:
+    times, given = output.metrics, list(output.outputs[0].token_ids)
     tpot = (times.last_token_ts - times.first_token_ts) / (len(given) - 1) if len(given) > 1 else None
-    return {
-        "ttft": times.first_token_latency,
-        "tpot": tpot,
-        "cpu": when_quiet() - began,
-        "tokens": given,
-        "cached": output.num_cached_tokens,
-    }
+    return {"ttft": times.first_token_latency, "tpot": tpot, "tokens": given, "cached": output.num_cached_tokens}
 
 
 def cpu() -> float:

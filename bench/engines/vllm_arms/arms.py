@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NOT_STARTED", "Arm", "all_of", "bounds", "by_turns", "compare", "difference", "words"]
+__all__ = ["NOT_STARTED", "Arm", "all_of", "bounds", "by_turns", "compare", "difference", "throttle", "words"]
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -67,17 +67,20 @@ class Arm:
     def ask(self, case: str, number: int, tokens: list[int], answer: int) -> list[int]:
         """Ask for ``answer`` tokens and keep what arm.py tells of it under ``case``; returns the tokens. An engine that
         has died is left out from then on, and `about` says so."""
-        self._send({"ask": tokens, "answer": answer})
-        result = self._answer(f"died in {case}")
-        if result is None:
-            return []
-        self.asked[case][number] = result
-        given: list[int] = result["tokens"]
-        return given
+        given = self.ask_at_once(case, number, [tokens], answer)
+        return given[0] if given else []
+
+    def ask_at_once(self, case: str, first: int, prompts: list[list[int]], answer: int) -> list[list[int]]:
+        """The same for prompts that come at the same moment, numbered from ``first``."""
+        self._send({"ask": prompts, "answer": answer})
+        results = self._answer(f"died in {case}") or []
+        self.asked[case].update(enumerate(results, first))
+        return [result["tokens"] for result in results]
 
     def metrics(self) -> dict[str, float]:
         self._send({"metrics": True})
-        return self._answer("died") or {}
+        told: dict[str, float] = self._answer("died") or {}
+        return told
 
     @property
     def lives(self) -> bool:
@@ -103,15 +106,14 @@ class Arm:
                 process.stdin.write(json.dumps(order) + "\n")
                 process.stdin.flush()
 
-    def _answer(self, otherwise: str) -> dict[str, Any] | None:
+    def _answer(self, otherwise: str) -> Any:
         """One line; None: there is none, and the engine is ended."""
         if self.process is None or self.process.stdout is None:
             return None
         came, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
         line = self.process.stdout.readline() if came else ""
         if line:
-            answer: dict[str, Any] = json.loads(line)
-            return answer
+            return json.loads(line)
         self.stop()
         self.about = f"{otherwise}: {_reason(self.log) if came else f'no answer in {PATIENCE:g} s'}"
         return None
@@ -126,6 +128,12 @@ def _reason(log: Path) -> str:
 def words(seed: str, count: int) -> list[int]:
     made = random.Random(seed)
     return [made.randrange(100, 40000) for _ in range(count)]
+
+
+def throttle(file: Path, megabytes: float) -> None:
+    """Make the disks of the arms whose bad_disk.py looks at ``file`` as slow as so many MB/s; 0: not at all."""
+    file.with_suffix(".new").write_text(json.dumps({"bytes_per_s": 1e6 * megabytes}))
+    file.with_suffix(".new").rename(file)
 
 
 def by_turns(running: list[Arm], number: int) -> list[Arm]:

@@ -19,6 +19,7 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "failures": ("cause", "Pages that did not arrive, by cause."),
     "evictions": ("tier", "Pages evicted that a lower tier still held."),
     "dropped": ("tier", "Pages evicted that were the last copy."),
+    "prefetched": ("outcome", "Blocks brought from disk for requests that waited, by what became of them."),
     "stores_dropped": ("", "Pages that were to go down and found no room or no place in the queue."),
     "loads_cut": ("", "Loads that were given up because computing the rest was faster than waiting for it."),
     "loads_synchronous": ("", "Loads that a step waited for."),
@@ -34,7 +35,12 @@ GAUGES: dict[str, tuple[str, str]] = {
 def flatten(stats: CacheStats) -> dict[str, float]:
     """Every number as ``metric`` or ``metric:label``."""
     flat: dict[str, float] = {name: getattr(stats, name) for name in PLAIN}
-    named = (("loaded_tokens", stats.tokens_found), ("bytes_moved", stats.bytes_moved), ("failures", stats.failures))
+    named = (
+        ("loaded_tokens", stats.tokens_found),
+        ("bytes_moved", stats.bytes_moved),
+        ("failures", stats.failures),
+        ("prefetched", stats.prefetched),
+    )
     for metric, values in named:
         flat |= {f"{metric}:{label}": value for label, value in values.items()}
     for tier, slots in stats.slots.items():

@@ -28,6 +28,7 @@ from kvtier.connectors.vllm.metrics import Stats, flatten
 from kvtier.layers import Layers
 from kvtier.offload import LoadMode, OffloadManager
 from kvtier.relay import RelayPlane
+from kvtier.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -58,6 +59,7 @@ class SchedulerSide:
         self._block = settings.cache.block_size
         self._adapters = Adapters()
         self._requests: dict[str, Request] = {}
+        self._waiting = Waiting()  # in vLLM's queue: of those it asks about none but who is about to begin
         self._loads: dict[str, Load] = {}
         self._void: tuple[str, ...] = ()
         self._written: list[int] = []
@@ -111,28 +113,38 @@ class SchedulerSide:
 
     def begin(self, request: Request) -> None:
         self._requests[request.request_id] = request
+        self._waiting.enter(request.request_id)
         self._moved = True
 
     def match(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens could be loaded behind those that vLLM has, and whether the request waits for them beside the
         steps; None: ask again, others are bringing them."""
         self._full.pop(request.request_id, None)
-        start, tokens = num_computed_tokens // self._block, request.num_tokens
+        start = num_computed_tokens // self._block
         if any(at < start and request.block_hashes[at] == name for at, name in self._unproven):
             return None, False
         if self.manager is None or not self._cacheable(request):
             return 0, False
-        adapter = self._adapters.digest(request.lora_request) if request.lora_request is not None else None
-        # The last token is always left to compute, so the block that holds it is too.
-        usable = min(len(request.block_hashes), (request.num_tokens - 1) // self._block)
-        hashes = as_labels(request.block_hashes[:usable])
-        others = self._others(request.request_id)
-        found = self.manager.match(request.request_id, hashes, start, tokens=tokens, others=others, adapter=adapter)
+        found = self.manager.match(
+            request.request_id,
+            self._usable(request),
+            start,
+            tokens=request.num_tokens,
+            others=self._others(request.request_id),
+            adapter=self._adapter(request),
+        )
         if found.waits:
             return None, False
         tokens = found.blocks * self._block
         enough = tokens and tokens >= self._settings.min_load_tokens
         return (tokens, not found.synchronous) if enough else (0, False)
+
+    def _usable(self, request: Request) -> npt.NDArray[np.uint8]:
+        """Hashes of what it could load. The last token is always left to compute, so the block that holds it is too."""
+        return as_labels(request.block_hashes[: (request.num_tokens - 1) // self._block])
+
+    def _adapter(self, request: Request) -> bytes | None:
+        return self._adapters.digest(request.lora_request) if request.lora_request is not None else None
 
     def _others(self, request_id: str) -> int:
         """Requests that would wait too if the step that is being made waited for a load."""
@@ -143,10 +155,11 @@ class SchedulerSide:
         """Not what its hashes do not name: media whose id a caller may choose, an adapter not read yet."""
         if request.mm_features or request.resumable:
             return False
-        return request.lora_request is None or self._adapters.digest(request.lora_request) is not None
+        return request.lora_request is None or self._adapter(request) is not None
 
     def allocated(self, request: Request, table: Sequence[int], num_external_tokens: int) -> None:
         """vLLM gave the request blocks, the first to be loaded behind those that it had itself."""
+        self._waiting.leave(request.request_id)
         if self.manager is None or not num_external_tokens:
             self._admitted.add(request.request_id)
             return
@@ -169,6 +182,7 @@ class SchedulerSide:
     def finish(self, request: Request) -> None:
         """In whatever state. Its blocks may go at once: see :meth:`step` for stores that read them."""
         self._requests.pop(request.request_id, None)
+        self._waiting.drop(request.request_id)
         self._full.pop(request.request_id, None)
         self._moved = True
         if self.manager is not None:
@@ -187,6 +201,10 @@ class SchedulerSide:
                 stores = self._store(request, tokens, scheduled)
                 if (load := self._loads.get(request_id)) is not None:  # what it computes depends on it
                     self._loads[request_id] = replace(load, stores=stores)
+        for request_id in scheduled.preempted_req_ids or ():
+            self._waiting.enter(request_id, first=True)
+        if len(self._waiting):
+            self._announce()
         orders = StepOrders(
             self._relay.orders(), must_end, self._loads, self._void, scheduled.total_num_scheduled_tokens == 0
         )
@@ -194,6 +212,16 @@ class SchedulerSide:
         self._loads, self._void, self._written, self._unproven = {}, (), [], []
         self._admitted, self._running = set(), scheduled.num_scheduled_tokens
         return orders
+
+    def _announce(self) -> None:
+        """Have what those that could not begin in this step will read brought up from disk meanwhile."""
+        assert self.manager is not None
+        for request_id, within in self._waiting.news():
+            request = self._requests.get(request_id)
+            if request is not None and self._cacheable(request):
+                self.manager.expect(request_id, self._usable(request), within, adapter=self._adapter(request))
+        if changes := self._waiting.changes():
+            self.manager.reorder(changes)
 
     def _prefill_of(self, scheduled: SchedulerOutput) -> tuple[int, int, float] | None:
         """Tokens, those before them, and the time now, where a step is one request's prefill and little else."""

@@ -37,6 +37,7 @@ from kvtier.connectors.vllm.step_loads import StepLoads
 from kvtier.offload import OffloadManager
 from kvtier.relay import RankPlane, RelayPlane
 from kvtier.sim.plane import Faults, SimulatedPlane, ViolationError
+from kvtier.waiting import Waiting
 
 BLOCK = 32
 LAYERS = [f"model.layers.{layer}.self_attn.attn" for layer in range(2)]
@@ -155,6 +156,7 @@ class Engine:
         monkeypatch.setattr("kvtier.layers._SLICE_BYTES", 1)
         monkeypatch.setattr(scheduler_side, "RelayPlane", partial(RelayPlane, clock=self.clock))
         monkeypatch.setattr(scheduler_side, "OffloadManager", partial(OffloadManager, clock=self.clock, max_nodes=300))
+        monkeypatch.setattr(scheduler_side, "Waiting", partial(Waiting, clock=self.clock))
         monkeypatch.setattr(scheduler_side, "time", SimpleNamespace(monotonic=self.clock))
         self.config = self._configure(folder, extra, options or {})
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=2, dtype=torch.float32)
@@ -417,6 +419,7 @@ class Engine:
                     assert plane.content[tier][int(slot)][:32] == identity[LABEL].tobytes(), "garbage is ready"
         for what in (side._requests, side._loads, side._written, side._void, side._unproven, side._beside):
             assert not what
+        assert not len(side._waiting)
         for what in (manager._requests, manager._loads._tickets, manager._reading, manager.placement.under_way):
             assert not what
         assert not side.busy
@@ -471,5 +474,6 @@ def test_no_story_reads_a_wrong_block_or_leaves_anything_behind(
     engine.finish()
     engine.look()
     found = engine.side.manager.stats().tokens_found
-    print(dict(sorted(engine.seen.items())), found, [dict(plane.injected) for plane in engine.planes])
+    ahead = engine.side.manager.stats().prefetched
+    print(dict(sorted(engine.seen.items())), found, ahead, [dict(plane.injected) for plane in engine.planes])
     assert kind == "faulty" or sum(found.values()), "nothing was loaded in a whole story"

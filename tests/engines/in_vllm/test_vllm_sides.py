@@ -75,8 +75,8 @@ class Engine:
     def connect(self):
         self.scheduler.connect({rank: worker.introduction for rank, worker in enumerate(self.workers)})
 
-    def step(self, new=(), compute=None):
-        """``new``: (request, table, computed tokens); ``compute`` writes KV."""
+    def step(self, new=(), compute=None, preempted=None):
+        """``new``: (request, table, computed tokens); ``compute`` writes KV; ``preempted``: set of ids, or None."""
         output = SimpleNamespace(
             scheduled_new_reqs=[
                 SimpleNamespace(req_id=request.request_id, block_ids=(table,), num_computed_tokens=done)
@@ -87,6 +87,7 @@ class Engine:
             ),
             num_scheduled_tokens={request.request_id: request.num_tokens - done for request, _, done in new},
             total_num_scheduled_tokens=sum(request.num_tokens - done for request, _, done in new),
+            preempted_req_ids=preempted,
             kv_connector_block_state=SimpleNamespace(
                 get_block_ids=lambda name: next((t,) for r, t, _ in new if r.request_id == name)
             ),
@@ -245,6 +246,37 @@ def test_a_step_that_writes_a_block_waits_for_the_store_that_reads_it(engine):
     assert found == (4 * TOKENS, True)
     two.until(lambda: "c" in two.finished)
     assert all(torch.equal(x, y) for x, y in zip(content(two, [5, 6, 7, 8]), kept, strict=True))
+
+
+def test_what_a_request_will_read_comes_up_from_disk_while_it_waits(engine, tmp_path):
+    extra = {"disk.path": str(tmp_path), "disk.size": "8MiB", "weights_revision": "1", "prefetch.share": 0.9}
+    first = engine(extra)
+    store(first)
+    first.close()
+    second = engine(extra)
+    moved = second.scheduler.manager.stats
+    at_once, found = load(second, "a")
+    assert second.scheduler.sources(at_once, found[0]) == {CacheHitSource.DISK: 4 * TOKENS}
+    second.until(lambda: "a" in second.finished)
+    assert sum(moved().prefetched.values()) == 0, "it did not wait"
+    second.close()
+    for again in ("", "it was preempted"):
+        third = engine(extra)
+        waiting = request("b", 4 * TOKENS + 1)
+        third.scheduler.begin(waiting)
+        if again:
+            third.scheduler.allocated(waiting, [], 0)
+        third.step(preempted={"b"} if again else None)
+        third.until(lambda engine=third: engine.scheduler.manager.stats().bytes_moved.get("disk_to_host"))
+        third.until(lambda engine=third: not engine.scheduler.busy)
+        found = third.scheduler.match(waiting, 0)
+        assert found == (4 * TOKENS, True)
+        assert third.scheduler.sources(waiting, 4 * TOKENS) == {CacheHitSource.HOST: 4 * TOKENS}
+        third.scheduler.allocated(waiting, [5, 6, 7, 8], 4 * TOKENS)
+        third.until(lambda engine=third: "b" in engine.finished)
+        assert third.scheduler.manager.stats().prefetched["used"] == 4
+        third.scheduler.finish(waiting)
+        third.close()
 
 
 def test_a_request_aborted_in_mid_load_is_still_reported_once(engine):
