@@ -13,12 +13,14 @@ which nothing is stored or found, so that what a connector costs in each step is
 
 The file has each request's figures beside medians, their bounds and the aims. It is written anew after each prompt;
 on SIGTERM the run ends with what it has. An engine that dies is left out from then on.
+
+LMCache needs no place in vLLM's environment: ``pip install --no-deps --target FOLDER lmcache==0.5.6``, and FOLDER in
+PYTHONPATH. Its usage reports are switched off.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import statistics
 import sys
 import tempfile
@@ -33,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "vllm_arms"))
 
 import narrow
 from arms import NOT_STARTED, Arm, all_of, bounds, by_turns, compare, difference, words
+from lmcache_arm import lmcache
 from record import Record, common_options
 
 from kvtier.lab.measure import percentiles
@@ -51,7 +54,7 @@ ARMS = {
     "kvtier-disk": "kvtier, host memory and disk, restarted with the documents on disk",
     "vllm-offloading": "vLLM's OffloadingConnector; without a GPU with the copying worker of vllm_arms/memcpy_spec.py",
     "vllm-fs": "the same with vLLM's file system tier below it, restarted with the documents in it",
-    "lmcache": "LMCache in host memory, where it is installed",
+    "lmcache": "LMCache in host memory, with a server of its own, where it is installed",
 }
 
 
@@ -80,14 +83,7 @@ def arms(chosen: set[str], gpu: bool, host: int, folder: Path, block: int, model
         Arm("vllm-offloading", theirs | {"kv_connector_extra_config": native}),
         Arm("vllm-fs", theirs | {"kv_connector_extra_config": tiers}, restarts=True),
     ]
-    lmcache = Arm("lmcache", {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"})
-    lmcache.environment = {
-        "LMCACHE_LOCAL_CPU": "True", "LMCACHE_CHUNK_SIZE": str(block),
-        "LMCACHE_MAX_LOCAL_CPU_SIZE": str(max(1, host >> 30)), "PYTHONHASHSEED": "0",
-    }  # fmt: skip
-    if importlib.util.find_spec("lmcache") is None:
-        lmcache.about = "not installed"
-    return [arm for arm in [*found, lmcache] if arm.name in chosen]
+    return [arm for arm in [*found, lmcache(gpu, host, block)] if arm.name in chosen]
 
 
 class Comparison:
@@ -200,12 +196,20 @@ class Comparison:
         return {
             "device_blocks": self.blocks,
             "block_size": self.block,
-            "arms": {arm.name: f"{ARMS[arm.name]}: {arm.about}" for arm in self.arms},
+            "arms": {arm.name: f"{ARMS[arm.name]}: {told(arm)}" for arm in self.arms},
             "rows": [row(arm, case, by_name["none"]) for arm in self.arms for case in CASES if arm.asked[case]],
             "aims": [made for aim in AIMS if (made := aim.look(by_name)) is not None],
             "hits_by_source": {arm.name: arm.sources for arm in self.arms if arm.sources},
             "asked": {arm.name: {case: _times(results) for case, results in arm.asked.items()} for arm in self.arms},
         }
+
+
+def told(arm: Arm) -> str:
+    """What is to be said of it. A connector that keeps nothing makes vLLM compute: no error, and no result either."""
+    evicted = arm.asked.get("evicted", {}).values()
+    if arm.connector is not None and evicted and not any(result["cached"] for result in evicted):
+        return f"{arm.about}, but kept nothing: every evicted document was computed again, see {arm.log}"
+    return arm.about
 
 
 def _times(results: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:

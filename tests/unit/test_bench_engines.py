@@ -1,0 +1,77 @@
+"""`bench/engines/vllm.py` without vLLM: what is said of an arm that did not work, and what one leaves behind."""
+
+import importlib.util
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FILE = Path(__file__).parents[2] / "bench/engines/vllm.py"
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    """The benchmark; its file has vLLM's name, and what it puts on the path is for itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", sys.path.copy())
+        spec = importlib.util.spec_from_file_location("bench_engines_vllm", FILE)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        patch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        return module
+
+
+@pytest.mark.parametrize(
+    ("connector", "cached", "nothing"),
+    [({"kv_connector": "any"}, [0, 0], True), ({"kv_connector": "any"}, [0, 64], False), (None, [0, 0], False)],
+)
+def test_a_connector_that_kept_nothing_is_no_result(bench, connector, cached, nothing) -> None:
+    arm = bench.Arm("any", connector, about="ran")
+    assert bench.told(arm) == "ran"
+    arm.asked["evicted"] = {number: {"cached": tokens} for number, tokens in enumerate(cached)}
+    assert ("kept nothing" in bench.told(arm)) == nothing
+
+
+def test_a_death_is_told_by_its_cause(bench, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("begin\nConnectionError: the server exited\nRuntimeError: Engine failed. See root cause above.\n")
+    arm = bench.Arm("any", None, log=log)
+    arm.process = _engine("raise SystemExit(1)")
+    assert not arm.ready()
+    assert not arm.lives
+    assert arm.about == "did not start: ConnectionError: the server exited"
+
+
+def test_shared_memory_goes_with_the_engine(bench, tmp_path: Path) -> None:
+    arm = bench.Arm("any", None, leaves=tmp_path / "pool")
+    arm.leaves.touch()
+    arm.process = _engine("input()")
+    arm.stop()
+    assert not arm.leaves.exists()
+
+
+def test_lmcache_has_what_the_other_arms_have(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    arm = bench.lmcache(False, 512 << 20, 64)
+    assert arm.about == "not installed"
+    extra = arm.connector["kv_connector_extra_config"]
+    words = shlex.split(extra["lmcache.mp.autostart.server_args"])
+    assert words[words.index("--l1-size-gb") + 1] == "0.5"
+    assert words[words.index("--chunk-size") + 1] == "64"
+    assert words[words.index("--http-port") + 1] != str(extra["lmcache.mp.port"])
+    assert arm.leaves.name == words[words.index("--shm-name") + 1]
+
+
+def _engine(code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
