@@ -8,13 +8,15 @@ bytes of a slot are the key whose page was written there, or junk.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from catalog_twins import Twins
 from numpy.typing import NDArray
 
-from kvtier.catalog import Catalog, PageStatus, Residency, Tier
+from kvtier.catalog import PageStatus, Residency, Tier
+from kvtier.content import Content
 
 Key = tuple[int, int, tuple[int, ...]]
 Place = tuple[Tier, Key]
@@ -52,7 +54,7 @@ def space_of(number: int) -> bytes:
 
 
 class Shadow:
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Twins) -> None:
         self.catalog = catalog
         self.capacity = {spec.tier: spec.slots for spec in catalog.tiers}
         self.epoch = [0, 0]
@@ -69,7 +71,14 @@ class Shadow:
         blocks = list(blocks)
         if self.catalog.labels == "token":
             return np.repeat(np.array(blocks, np.uint32), BLOCK)
+        if self.catalog.labels == "content":
+            return self.content(blocks).whole(BLOCK)
         return np.array([list(hashlib.sha256(bytes([b])).digest()) for b in blocks], np.uint8).reshape(-1, 32)
+
+    def content(self, blocks: Sequence[int]) -> Content:
+        """Of equal tokens, the last block of which is not whole: what sets blocks apart is an image among them."""
+        images = [(BLOCK * i, BLOCK, hashlib.sha256(bytes([b])).digest()) for i, b in enumerate(blocks) if b]
+        return Content([7] * (BLOCK * len(blocks) + BLOCK - 1), images)
 
     def root(self, space: int) -> int:
         return self.catalog.root(space_of(space), 0, self.epoch[space])
@@ -96,6 +105,10 @@ class Shadow:
     def alive(self) -> set[Key]:
         named = [key for _, key in self.pages] + [key for lease in self.leases.values() for key in lease.holds]
         return {(space, epoch, chain[: i + 1]) for space, epoch, chain in named for i in range(len(chain))}
+
+    def leased_by(self, request: int) -> set[Key]:
+        lease = self.leases.get(request, ModelLease())
+        return {*lease.holds, *(key for _, key in lease.promise + lease.adopted)}
 
     def free(self, tier: Tier) -> int:
         used = sum(t == tier for t, _ in self.pages) + sum(t == tier for t, _ in self.private)
