@@ -111,7 +111,8 @@ class Prefetcher:
         self._block = config.block_size
         self._grace = config.prefetch.grace_seconds
         slots = {spec.tier: spec.slots for spec in catalog.tiers}
-        host, device = (int(slots.get(tier, 0) * config.prefetch.share) for tier in (Tier.HOST, Tier.DEVICE))
+        share = config.prefetch.share if config.load_policy != "never" else 0.0  # what nobody would load
+        host, device = (int(slots.get(tier, 0) * share) for tier in (Tier.HOST, Tier.DEVICE))
         self._room = host if Tier.DISK in slots else 0
         self._held = 0  # of it, by pages that were brought and not used yet
         self._device_room = device if Tier.HOST in slots else 0

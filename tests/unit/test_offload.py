@@ -182,6 +182,13 @@ def test_a_hint_ends_with_its_request_and_with_a_word(namespace):
         rig.manager.expect("c", chain(4), float("nan"))
 
 
+def test_where_nothing_is_loaded_nothing_is_brought_ahead(namespace):
+    rig = on_disk_alone(namespace, load_policy="never")
+    rig.manager.expect("c", chain(4), 0.1)
+    rig.settle()
+    assert rig.moved("disk_to_host") == 0
+
+
 def test_a_hint_looks_in_its_own_namespace(namespace):
     rig = on_disk_alone(namespace)
     rig.manager.expect("c", chain(4), 0.1, salt="another's")
