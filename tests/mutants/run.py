@@ -1,8 +1,9 @@
 """Plants each mistake of tests/mutants/planted.py in a copy of this tree, builds what it touches, runs the tests that
-must find it, and prints what they say. Usage: python -m tests.mutants.run [PART OF A NAME ...] [--keep FOLDER]
+must find it, and prints what they say.
+Usage: python -m tests.mutants.run [PART OF A NAME ...] [--keep FOLDER] [--vllm PYTHON]
 
 Ends with status 1 if a mistake survives or is found with a message that does not name it. A folder that is kept is
-used again, with what was built in it.
+used again, with what was built in it. Mistakes in the connector are passed over without a Python that has vLLM.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(".")[0])
     parser.add_argument("names", nargs="*", help="plant only those with one of these in their kind or name")
     parser.add_argument("--keep", type=Path, help="the folder of the copy; a temporary one if not given")
+    parser.add_argument("--vllm", type=Path, help="a Python with vLLM, as .venv-vllm/bin/python")
     args = parser.parse_args()
-    chosen = [p for p in PLANTED if not args.names or any(name in f"{p.kind}: {p.name}" for name in args.names)]
+    named = [p for p in PLANTED if not args.names or any(name in f"{p.kind}: {p.name}" for name in args.names)]
+    chosen = [p for p in named if args.vllm or not p.in_vllm]
     survived = 0
     with contextlib.ExitStack() as stack:
         copy = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -50,12 +53,14 @@ def main() -> int:
                 if planted.native or stale:
                     build(copy)
                 stale = planted.native
-                found = look_for(copy, planted)
+                found = look_for(copy, planted, str(args.vllm) if planted.in_vllm else sys.executable)
             right = found is not None and re.search(planted.says, found.message) is not None
             survived += not right
             print(f"{'found   ' if right else 'MISNAMED' if found else 'SURVIVED'}  {planted.kind}: {planted.name}")
             print(f"          {found.test}: {found.message}" if found else f"          {', '.join(planted.tests)}")
             sys.stdout.flush()
+    if len(chosen) < len(named):
+        print(f"{len(named) - len(chosen)} mistakes passed over: their tests need a Python with vLLM (--vllm)")
     print(f"{len(chosen) - survived} of {len(chosen)} mistakes were found and named")
     return 1 if survived else 0
 
@@ -104,14 +109,14 @@ def edited(file: Path, planted: Planted) -> Iterator[None]:
         file.write_text(text)
 
 
-def look_for(copy: Path, planted: Planted) -> Found | None:
+def look_for(copy: Path, planted: Planted, python: str) -> Found | None:
     """Run the tests until one fails; None: none does."""
     report = copy / "mutant.xml"
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     for tests in planted.tests:
         report.unlink(missing_ok=True)
         quiet = ["-x", "-q", "-p", "no:cacheprovider", "--sim-shrink=0", f"--junitxml={report}"]
-        command = [sys.executable, "-m", "pytest", *quiet, tests]
+        command = [python, "-m", "pytest", *quiet, tests]
         try:
             done = subprocess.run(
                 command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LONGEST, check=False

@@ -258,14 +258,14 @@ def test_labels_tell_every_two_contents_apart() -> None:
     for _ in range(500):
         tokens = tuple(rng.integers(0, 2, 8).tolist())
         media = sorted((int(s), int(n), bytes([int(d)] * 32)) for s, n, d in rng.integers((0, 1, 0), (8, 4, 2), (2, 3)))
-        labels = Content(tokens, media).whole(BLOCK)
+        labels = Content(tokens, media if rng.random() < 0.5 else media[::-1]).whole(BLOCK)
         for block in range(2):
             touching = [
                 (s - BLOCK * block, n, d) for s, n, d in media if s < BLOCK * (block + 1) and s + n > BLOCK * block
             ]
             key = (tokens[BLOCK * block : BLOCK * (block + 1)], tuple(touching))
-            assert seen.setdefault(labels[block].tobytes(), key) == key
-    assert len(set(map(repr, seen.values()))) == len(seen)
+            assert seen.setdefault(labels[block].tobytes(), key) == key, "a label names two contents"
+    assert len(set(map(repr, seen.values()))) == len(seen), "a content has two names"
 
 
 GOLDEN = """

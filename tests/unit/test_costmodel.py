@@ -97,13 +97,27 @@ def test_a_stalled_operation_changes_little_and_a_changed_drive_is_believed_the_
     usual = model.load(STAGE, 16, drive.now)
     drive.rate = 1e7
     drive.move(16)
-    assert model.load(STAGE, 16, drive.now) < 1.6 * usual
+    assert model.load(STAGE, 16, drive.now) < 1.6 * usual, "one stall was believed"
     drive.move(16)
-    assert model.load(STAGE, 16, drive.now) == pytest.approx(16 * PAGE / 1e7, rel=0.1)
+    now = model.load(STAGE, 16, drive.now)
+    assert now == pytest.approx(16 * PAGE / 1e7, rel=0.1), "it takes something else now"
     drive.rate = 2e9
     drive.move(1)
     drive.move(1)
     assert model.load(STAGE, 16, drive.now) == pytest.approx(usual, rel=0.3)
+
+
+def test_what_it_took_long_ago_is_forgotten() -> None:
+    """Where each time is too near to the one before to be a surprise."""
+    model = CostModel(PAGE)
+    drive = Drive(model, 2e9)
+    for _ in range(400):
+        drive.move(16)
+    drive.rate = 1.5e9
+    for _ in range(100):
+        drive.move(16)
+    now = model.load(STAGE, 16, drive.now)
+    assert now == pytest.approx(16 * PAGE / 1.5e9, rel=0.05), "what it took long ago still counts"
 
 
 @pytest.mark.parametrize("rate", [7e7, 7e8])

@@ -17,7 +17,7 @@ class Below:
     """Stands for the catalog and the write policy, and says what they were told."""
 
     def __init__(self, page_bytes):
-        self.told = []
+        self.told, self.behind = [], None
         self.gathering = Gathering(self, self, page_bytes)
 
     def index(self, sequence, blocks):
@@ -46,7 +46,8 @@ def test_blocks_are_told_together_when_they_are_many_or_have_waited_some_steps()
     assert gathered.step()
     assert below.told == [[0, 1, 2, 0, 1, 2, 3, 4]]
     gathered.add(other, 6)
-    assert [gathered.step() for _ in range(gathering._STEPS)] == [False] * (gathering._STEPS - 1) + [True]
+    steps = [gathered.step() for _ in range(gathering._STEPS)]
+    assert steps == [False] * (gathering._STEPS - 1) + [True], "one block waited for no others"
     assert below.told[1:] == [[5]]
     gathered.add(other, 14)
     steps = [gathered.step(busy=True) for _ in range(gathering._LONG)]
@@ -76,7 +77,7 @@ def test_what_waits_is_copied_behind_the_stream_that_it_was_computed_on():
     gathered.add(one, 2)
     streams[0] = 6
     gathered.add(one, 3)
-    assert (below.told, below.behind) == ([[0, 1]], 5)
+    assert (below.told, below.behind) == ([[0, 1]], 5), "copied behind another stream than it was computed on"
     streams[0] = 7
     gathered.flush()
     assert (below.told[1:], below.behind) == ([[2]], 6)
@@ -121,7 +122,8 @@ def test_what_waits_is_stored_before_nothing_holds_it(namespace, how):
         assert manager.flush()
     else:
         getattr(manager, how)("a")
-    assert manager.placement.under_way or manager.locate(tokens) == {"device": 2 * BLOCK}
+    told = manager.placement.under_way or manager.locate(tokens) == {"device": 2 * BLOCK}
+    assert told, "nobody was told of what waited"
     manager.flush()
     manager.free("a")
     manager.evict(Tier.DEVICE, tokens)

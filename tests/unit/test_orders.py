@@ -9,7 +9,7 @@ import pytest
 
 from kvtier import CacheConfig
 from kvtier._core import Growing
-from kvtier.catalog import Catalog, Tier, TierSpec
+from kvtier.catalog import Catalog, PageStatus, Residency, Tier, TierSpec
 from kvtier.content import Content, label_bytes
 from kvtier.geometry import KVGeometry
 from kvtier.messages import Priority
@@ -135,9 +135,31 @@ def test_no_ticket_stays_open_that_the_data_plane_did_not_take(sides, how, monke
                 side.orders.issue(PATHS[0], nodes, 0, 9, 0.0)
         else:
             assert side.orders.issue(PATHS[0], nodes, 0, Priority.DEMAND, 0.0) == (0, 3)
-        assert side.catalog.stats()["transfers"] == 0
+        assert side.catalog.stats()["transfers"] == 0, "a ticket stays open that nobody works on"
         assert side.catalog.usage(Tier.HOST) == before
         side.catalog.check()
+
+
+def test_an_order_is_overdue_by_its_deadline_by_either_way(sides):
+    for side in sides:
+        nodes = side.compute(2, 1, 9)[:3]
+        side.orders.issue(PATHS[0], nodes, 0, Priority.DEMAND, 1e-9)
+        said = side.settle()
+        overdue = [int(PageStatus.OVERDUE)] * 3
+        assert [status for _, final, status, _ in said if final] == [[overdue]], "was not overdue by its deadline"
+        assert side.catalog.usage(Tier.HOST).ready == 0
+
+
+def test_a_cold_order_is_no_use_of_a_page_by_either_way(sides):
+    for side in sides:
+        coldest = side.compute(2, 1, 9)[-1:]
+        side.compute(3, 2, 8)
+        side.orders.issue(PATHS[0], coldest, 0, Priority.BACKGROUND, 0.0, cold=True)
+        side.settle()
+        side.catalog.take(Tier.DEVICE, side.catalog.usage(Tier.DEVICE).free + 1, 4)
+        where = side.catalog.state(coldest)[1][0].tolist()
+        assert where[Tier.DEVICE] == Residency.ABSENT, "a copy of a cold page made it hot"
+        assert where[Tier.HOST] == Residency.READY
 
 
 def test_an_order_of_nothing_or_of_strange_nodes_changes_nothing(sides):

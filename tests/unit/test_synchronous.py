@@ -35,7 +35,7 @@ def tiers(*found):
     ],
 )
 def test_a_step_waits_only_where_all_together_wait_less_than_one_gains(found, load_s, others, waits):
-    assert is_synchronous(tiers(*found), load_s, others) is waits
+    assert is_synchronous(tiers(*found), load_s, others) is waits, "it should" if waits else "it should not"
 
 
 class Rig:

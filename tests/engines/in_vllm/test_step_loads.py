@@ -102,7 +102,8 @@ def test_a_layer_that_is_in_no_page_waits_for_everything():
 def test_a_pass_in_which_a_layer_did_not_ask_may_have_read_too_early():
     step = Step()
     step.run()
-    assert step.run(("a", 1, CUTS), ("b", 2, ()), ask=["first", "third"]) == ["a"]
+    late = step.run(("a", 1, CUTS), ("b", 2, ()), ask=["first", "third"])
+    assert late == ["a"], "nobody said that it read too early"
     assert step.run(("a", 3, CUTS)) == [], "it comes whole again"
     assert step.rank.drained.count(3) == 2
     assert step.run(("a", 4, CUTS)) == []
@@ -113,7 +114,7 @@ def test_what_does_not_come_in_time_was_read_too_early():
     step = Step()
     step.run()
     step.rank.there = False
-    assert step.run(("a", 1, CUTS)) == ["a"]
+    assert step.run(("a", 1, CUTS)) == ["a"], "nobody said that it read too early"
     assert step.rank.asked == [(1, 1)], "nobody waits twice for what will not come"
 
 
@@ -257,7 +258,8 @@ def test_nobody_is_admitted_on_top_of_blocks_that_may_not_come(engine):
     forks.block_hashes[2:] = [b"x" * 32, b"y" * 32, b"z" * 32]
     for name in (same, forks, other):
         two.scheduler.begin(name)
-    assert two.scheduler.match(same, 3 * TOKENS) == (None, False), "vLLM found them in its own cache"
+    found = two.scheduler.match(same, 3 * TOKENS)  # vLLM found them in its own cache
+    assert found == (None, False), "admitted on top of what may not come"
     assert two.scheduler.match(forks, 2 * TOKENS) == (None, False)
     assert two.scheduler.match(other, 0) == (0, False)
     two.step([(one, [5, 6, 7, 8, 9, 10], 4 * TOKENS)], lambda: [w.before_pass() for w in two.workers])

@@ -75,8 +75,9 @@ class Engine:
     def connect(self):
         self.scheduler.connect({rank: worker.introduction for rank, worker in enumerate(self.workers)})
 
-    def step(self, new=(), compute=None, preempted=None):
-        """``new``: (request, table, computed tokens); ``compute`` writes KV; ``preempted``: set of ids, or None."""
+    def orders(self, new=(), preempted=None):
+        """The scheduler's side of a step; ``new``: (request, table, computed tokens); ``preempted``: set of ids, or
+        None."""
         output = SimpleNamespace(
             scheduled_new_reqs=[
                 SimpleNamespace(req_id=request.request_id, block_ids=(table,), num_computed_tokens=done)
@@ -94,7 +95,11 @@ class Engine:
         )
         for request, _, done in new:
             request.num_computed_tokens = done
-        orders = self.scheduler.step(output)
+        return self.scheduler.step(output)
+
+    def step(self, new=(), compute=None, preempted=None):
+        """``compute`` writes KV."""
+        orders = self.orders(new, preempted)
         report = None
         for worker in self.workers:
             worker.before_forward(orders)
@@ -277,6 +282,27 @@ def test_what_a_request_will_read_comes_up_from_disk_while_it_waits(engine, tmp_
         assert third.scheduler.manager.stats().prefetched["used"] == 4
         third.scheduler.finish(waiting)
         third.close()
+
+
+def test_a_load_into_a_block_waits_for_the_store_that_reads_it(engine):
+    two = engine()
+    store(two)
+    other = request("x", TOKENS * 4 + 1, b"x")
+    two.scheduler.begin(other)
+    two.scheduler.match(other, 0)
+    stores = {order.ticket for order in two.orders([(other, [5, 6, 7, 8, 15], 0)]).orders}
+    two.scheduler.finish(other)
+    assert load(two, "b", (5, 6, 7, 8))[1] == (4 * TOKENS, True)
+    assert stores
+    assert stores <= set(two.orders().must_end), "a block is loaded while a store reads it"
+
+
+def test_the_last_token_is_left_to_compute(engine):
+    two = engine()
+    store(two)
+    whole = request("b", TOKENS * 4)
+    two.scheduler.begin(whole)
+    assert two.scheduler.match(whole, 0) == (3 * TOKENS, True), "nothing is left to compute"
 
 
 def test_a_request_aborted_in_mid_load_is_still_reported_once(engine):

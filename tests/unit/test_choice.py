@@ -1,0 +1,49 @@
+"""What is chosen, by numbers: what a prefix costs, and what others bring already."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvtier.catalog import Tier
+from kvtier.choice import ONBOARD, STAGE, STAGE_ONBOARD, choose, weigh
+from kvtier.costmodel import CostModel
+from kvtier.messages import Priority
+
+BLOCK, PAGE = 16, 1 << 20
+PASS, TOKEN, PAIR = 1e-3, 1e-4, 1e-8  # seconds
+
+
+@pytest.fixture
+def model() -> CostModel:
+    model = CostModel(PAGE)
+    for lane in ("stage", "onboard"):
+        model.seed_lane(lane, 1e-4, 1e9 if lane == "stage" else 1e10)
+    model.seed_prefill((PASS, TOKEN, PAIR), 512)
+    return model
+
+
+def prefill(tokens: int, context: int) -> float:
+    return -(-tokens // 512) * PASS + tokens * TOKEN + tokens * (context + tokens / 2) * PAIR
+
+
+def test_what_is_missing_is_computed_behind_what_is_there(model: CostModel) -> None:
+    weighed = weigh(model, 1.0, 0.9, come=90, orders=1, arrived=100, end=110, block=BLOCK)
+    assert weighed.compute_s == pytest.approx(prefill(160, 1600), rel=0.02), "what the prefix costs was left out"
+    assert weighed.wait_s == pytest.approx(10 * 0.01 - 0.1, abs=1e-9)
+    assert weigh(model, 1.0, 0.0, come=0, orders=1, arrived=100, end=110, block=BLOCK).wait_s == 1.0
+    assert weigh(model, 1.0, 0.9, come=90, orders=1, arrived=110, end=110, block=BLOCK).wait_s == 0.0
+
+
+def test_what_others_bring_is_waited_for_and_not_read_again(model: CostModel) -> None:
+    model.submitted(7, STAGE, 64, Priority.PREFETCH, 0.0)
+    until = model.expected_end([7])
+    tiers, filling = np.full(64, int(Tier.DISK), np.uint8), np.full(64, 7, np.uint64)
+    now = 0.9 * until
+    chosen = choose(model, tiers, filling, 65 * BLOCK, BLOCK, now)
+    assert chosen.blocks == 64
+    brought = until - now + model.load(ONBOARD, 64, now)
+    assert chosen.load_s == pytest.approx(brought), "what others bring was counted as read again"
+    alone = choose(model, tiers, np.zeros(64, np.uint64), 65 * BLOCK, BLOCK, now)
+    assert alone.load_s == pytest.approx(model.load(STAGE_ONBOARD, 64, now))
+    assert alone.load_s > 2 * brought
