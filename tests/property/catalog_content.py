@@ -53,8 +53,9 @@ class ContentRules(UpkeepRules):
         for wrong in [NO_SLOT, *slots[:-1]][:2] if slots else []:  # it is not the request's, or is there twice
             bad = table.copy()
             bad[last - 1] = wrong
-            with pytest.raises(ValueError, match="slots"):  # and nothing is changed
+            with pytest.raises(ValueError, match="slots"):
                 self.catalog.extend(parent, growing(bad), first, last, tier)
+            s.verify()  # nothing has changed
         nodes, fresh = self.catalog.extend(parent, growing(table), first, last, tier)
         new = [(tier, key) not in s.pages and s.current(key) for key in keys]
         self.inserted(keys, nodes, request)

@@ -20,7 +20,7 @@ JOURNEYS = st.lists(
         CHAINS,
         REQUESTS,
         st.lists(st.lists(STATUSES, min_size=1, max_size=6), max_size=3),
-        st.sampled_from(["open", "good", "good", "bad", "cancelled"]),
+        st.sampled_from(["open", "good", "whole", "bad", "cancelled"]),
         st.sampled_from(["nobody", "aborts", "narrows"]),
     ),
     min_size=1,
@@ -142,7 +142,7 @@ class ExchangeRules(CatalogMachine):
             self.cancel_ticket(ticket)
         if ending != "open":
             status = PageStatus.READ_ERROR if ending == "bad" else PageStatus.OK
-            self.say(ticket, np.full(shape, int(status), np.uint8))
+            self.say(ticket, np.full(shape, int(status), np.uint8), whole=ending == "whole")
             self.say(ticket, np.full(shape, int(PageStatus.OK), np.uint8))
             self.cancel_ticket(ticket)
             self.release(request)

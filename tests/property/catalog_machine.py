@@ -70,9 +70,18 @@ class CatalogMachine(RuleBasedStateMachine):
         s.let_go_of_promise(lease)
         lease.promise = promise
 
-    @rule(space=SPACES, blocks=CHAINS)
-    def peek(self, space: int, blocks: tuple[int, ...]) -> None:
+    def likely(self, data: st.DataObject, space: int, blocks: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """As a rule a chain that goes on from a page there is, with the first of ``blocks``; or else all of them."""
+        there = sorted({key for _, key in self.shadow.pages if self.shadow.current(key)})
+        if not there or not data.draw(st.integers(0, 3)):
+            return space, blocks
+        space, _, begun = data.draw(st.sampled_from(there))
+        return space, (*begun, *blocks[:1])
+
+    @rule(data=st.data(), space=SPACES, blocks=CHAINS)
+    def peek(self, data: st.DataObject, space: int, blocks: tuple[int, ...]) -> None:
         s = self.shadow
+        space, blocks = self.likely(data, space, blocks)
         expected = [0, 0, 0, 0]
         for key in s.chain(space, blocks):
             tier = s.fastest(key)

@@ -61,11 +61,8 @@ class UpkeepRules(CatalogMachine):
     def foresee(
         self, data: st.DataObject, space: int, blocks: tuple[int, ...], request: int, first: int, last: int | None
     ) -> None:
-        """Of a chain, as a rule one that goes on from a page there is, whatever tier is asked about."""
-        there = sorted({key for _, key in self.shadow.pages if self.shadow.current(key)})
-        if there and data.draw(st.integers(0, 3)):
-            space, _, begun = data.draw(st.sampled_from(there))
-            blocks = (*begun, *blocks[:1])
+        """Whatever tier is asked about."""
+        space, blocks = self.likely(data, space, blocks)
         for source in Tier:
             for lost in (False, True):
                 self.foresee_from(space, blocks, request, first, last, source, lost)
