@@ -231,6 +231,7 @@ class Catalog:
         Returns their nodes, fewer where the catalog has no room for more, and those of them whose pages are new in the
         tier; the slots of the others stay private.
         """
+        self._require_content()
         return self.native.extend(parent, growing, first, last, tier)
 
     def take(self, tier: Tier, n: int, request: int) -> Slots:
@@ -347,6 +348,7 @@ class Catalog:
         """
         until = _U32 if last is None else last
         if isinstance(labels, Content):
+            self._require_content()
             return self.native.foresee(root, labels.native, first, until, source, lost, request)
         return self.native.foresee(root, self._labels(labels), first, until, source, lost, request)
 
@@ -409,6 +411,11 @@ class Catalog:
         wrong = self.native.check()
         if wrong:
             raise AssertionError(wrong)
+
+    def _require_content(self) -> None:
+        # Of tokens alone a label may be as long, and mean others.
+        if self.labels != "content":
+            raise ValueError(f"content: this catalog's labels are '{self.labels}'; 'content' is needed")
 
     def _labels(self, labels: ArrayLike) -> NDArray[np.uint8]:
         if self.labels != "token":

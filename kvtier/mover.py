@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -36,17 +37,27 @@ if TYPE_CHECKING:
     from kvtier.tiers.disk import DiskStore
     from kvtier.tiers.host import HostArena
 
+    Pools = tuple[DevicePool | None, HostArena | None, DiskStore | None]
+
 __all__ = ["Completion", "HopReport", "Mover", "Priority", "Timer", "Transfer"]
 
 INBOX_LIMIT = 4096  # completions collected and not polled, after which nothing more is taken
 JOIN_LIMIT = 10.0  # seconds that close() waits for the background thread
 
-_kept: list[_core.Mover] = []  # of movers with an I/O that never returned and may still write to its page
+_kept: list[tuple[_core.Mover, Pools]] = []  # with an I/O that never returned and may still write to its page
 
 
 def _completion(native: _core.Completion) -> Completion:
     ticket, final, hops, submitted, finished, whole = native.told()
     return Completion(ticket, final, native.status, tuple(map(HopReport._make, hops)), submitted, finished, whole)
+
+
+def _end(native: _core.Mover, pools: Pools) -> bool:
+    """End a mover's threads; what points into its ``pools`` does so no longer, or they stay for ever."""
+    clean = native.close()
+    if not clean:
+        _kept.append((native, pools))
+    return clean
 
 
 class Mover:
@@ -102,6 +113,9 @@ class Mover:
             cuda=copies,
         )
         self._pools = (device, host, disk)  # kept alive with what the native side points into
+        # One that nobody closes ends as well: without the GIL, and before the memory goes that its threads copy.
+        self._ending = weakref.finalize(self, _end, self.native, self._pools)
+        self._ending.atexit = False
         self._lock = threading.Lock()  # of what follows; held for a few operations, never while waiting
         self._inbox: deque[Completion] = deque()
         self._waiters: dict[int, list[tuple[asyncio.AbstractEventLoop, asyncio.Future[Completion]]]] = {}
@@ -233,9 +247,8 @@ class Mover:
         process lives, and the disk's files must stay open.
         """
         if self._clean is None:
-            self._clean = self.native.close()
-            if not self._clean:
-                _kept.append(self.native)  # and, by it, the pools
+            self._clean = _end(self.native, self._pools)
+            self._ending.detach()
             with self._lock:
                 self._collect()
                 background, self._background = self._background, None

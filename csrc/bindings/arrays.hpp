@@ -90,8 +90,14 @@ struct ArrayOut {
 template <class T, std::size_t D>
 ArrayOut<T> array_of(const T* data, const std::array<std::size_t, D>& shape) {
   namespace nb = nanobind;
-  static PyObject* const make = nb::module_::import_("numpy").attr("ndarray").inc_ref().ptr();
-  static PyObject* const type = nb::module_::import_("numpy").attr("dtype")(ArrayType<T>::kName).inc_ref().ptr();
+  // No initializer that runs Python: it may let another thread have the GIL, which would then wait for it for ever.
+  static PyObject* make = nullptr;
+  static PyObject* type = nullptr;
+  if (type == nullptr) {
+    const nb::module_ numpy = nb::module_::import_("numpy");
+    make = numpy.attr("ndarray").inc_ref().ptr();
+    type = numpy.attr("dtype")(ArrayType<T>::kName).inc_ref().ptr();
+  }
   std::size_t count = 1;
   nb::object sizes = nb::steal(PyTuple_New(D));
   for (std::size_t i = 0; i < D; ++i) {

@@ -9,9 +9,10 @@
 
 namespace kvtier {
 
+// A duration of none or more; what is no number is none.
 inline std::chrono::nanoseconds seconds(double s) {
   constexpr double kMost = 1e9;  // 30 years: keeps the sum with a clock in range
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(std::clamp(s, 0.0, kMost) * 1e9));
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(s > 0 ? std::min(s, kMost) * 1e9 : 0.0));
 }
 
 void bind_common(nanobind::module_& m);

@@ -42,9 +42,10 @@ std::size_t block_size_of(const Catalog& catalog) {
 
 std::vector<std::uint8_t> labels_of(const Catalog& catalog, const Content& content, std::size_t first,
                                     std::size_t last) {
-  if (first > last) throw std::invalid_argument("first: it is behind `last`");
+  const std::size_t block_size = block_size_of(catalog);
+  content.require_whole(first, last, block_size);
   std::vector<std::uint8_t> out((last - first) * catalog.label_bytes());
-  content.labels(first, last, block_size_of(catalog), out.data());
+  content.labels(first, last, block_size, out.data());
   return out;
 }
 
@@ -74,7 +75,10 @@ Digest digest_of(const nb::bytes& space) {
 
 std::vector<TierSpec> tier_specs(const std::vector<std::tuple<int, std::uint32_t, std::string>>& tiers) {
   std::vector<TierSpec> specs;
-  for (const auto& [tier, slots, policy] : tiers) specs.push_back({static_cast<Tier>(tier), slots, policy});
+  for (const auto& [tier, slots, policy] : tiers) {
+    if (tier < 0 || tier >= kTiers) throw std::invalid_argument("tiers: unknown tier " + std::to_string(tier));
+    specs.push_back({static_cast<Tier>(tier), slots, policy});
+  }
   return specs;
 }
 

@@ -38,8 +38,9 @@ void extend(Content& self, const ArrayIn<std::uint32_t, 1>& tokens,
 }
 
 ArrayOut<std::uint32_t> labels(const Content& self, std::size_t first, std::size_t last, std::size_t block_size) {
+  self.require_whole(first, last, block_size);  // before there is memory for them
   const std::size_t words = Content::label_bytes(block_size) / sizeof(std::uint32_t);
-  const std::size_t blocks = last > first ? last - first : 0;
+  const std::size_t blocks = last - first;
   std::vector<std::uint32_t> out(blocks * words);
   self.labels(first, last, block_size, reinterpret_cast<std::uint8_t*>(out.data()));
   return array_of<std::uint32_t, 2>(out.data(), {blocks, words});

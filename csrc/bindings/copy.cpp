@@ -48,18 +48,20 @@ void check_batch(const DevicePool& pool, HostArena& arena, const SlotArray& slot
 }  // namespace
 
 void bind_copy(nb::module_& m) {
-  nb::class_<DevicePool>(m, "DevicePool", "A device tier's pages as segments of memory that the caller keeps alive.")
+  nb::class_<DevicePool>(m, "DevicePool", "A device tier's pages as segments of memory that `owner` keeps.")
       .def(
           "__init__",
           [](DevicePool* self, const std::vector<std::tuple<std::uintptr_t, std::size_t, std::size_t>>& segments,
-             Slot slots) {
+             Slot slots, nb::handle) {
             std::vector<Segment> list;
             for (const auto& [base, stride, length] : segments) {
               list.push_back({reinterpret_cast<std::byte*>(base), stride, length});
             }
             new (self) DevicePool(std::move(list), slots);
           },
-          nb::arg("segments"), nb::arg("slots"), "segments: (address, stride per slot, length), all in bytes.")
+          nb::arg("segments"), nb::arg("slots"), nb::arg("owner").none() = nb::none(), nb::keep_alive<1, 4>(),
+          "segments: (address, stride per slot, length), all in bytes. `owner` lives as long as this does, and so as "
+          "whatever copies to and from it.")
       .def_prop_ro("slots", &DevicePool::slots)
       .def_prop_ro("payload_bytes", &DevicePool::payload_bytes)
       .def_prop_ro("segment_count", [](const DevicePool& self) { return self.segments().size(); })
@@ -71,7 +73,7 @@ void bind_copy(nb::module_& m) {
             nb::gil_scoped_release free;
             return gather(self, slot, reinterpret_cast<std::byte*>(page.data()), page.size(), {lo, hi});
           },
-          nb::arg("slot"), nb::arg("page"), nb::arg("lo") = 0, nb::arg("hi") = 0,
+          nb::arg("slot"), nb::arg("page").noconvert(), nb::arg("lo") = 0, nb::arg("hi") = 0,
           "Copy a slot's segments into `page`, zero the rest of it, and return the checksum.")
       .def(
           "scatter",
@@ -81,7 +83,7 @@ void bind_copy(nb::module_& m) {
             nb::gil_scoped_release free;
             scatter(data_of(page), self, slot);
           },
-          nb::arg("slot"), nb::arg("page"), "Copy `page` into a slot's segments.")
+          nb::arg("slot"), nb::arg("page").noconvert(), "Copy `page` into a slot's segments.")
       .def(
           "scatter_verified",
           [](const DevicePool& self, Slot slot, Bytes page, std::uint64_t lo, std::uint64_t hi,
@@ -91,7 +93,7 @@ void bind_copy(nb::module_& m) {
             nb::gil_scoped_release free;
             return scatter_verified(data_of(page), self, slot, {lo, hi}, expected);
           },
-          nb::arg("slot"), nb::arg("page"), nb::arg("lo"), nb::arg("hi"), nb::arg("expected"),
+          nb::arg("slot"), nb::arg("page").noconvert(), nb::arg("lo"), nb::arg("hi"), nb::arg("expected"),
           "Copy `page` into a slot's segments; False when its checksum is not `expected`.");
 
   nb::class_<HostArena>(m, "HostArena", "Host memory for pages: one resident mapping.")
@@ -135,8 +137,9 @@ void bind_copy(nb::module_& m) {
         nb::gil_scoped_release free;
         return checksum(data_of(page), page.size(), {lo, hi});
       },
-      nb::arg("page"), nb::arg("lo"), nb::arg("hi"), "The checksum of a payload under the key (lo, hi); never 0.");
-  m.def("checksum_by", &named_checksum, nb::arg("page"), nb::arg("lo"), nb::arg("hi"), nb::arg("kernels"),
+      nb::arg("page").noconvert(), nb::arg("lo"), nb::arg("hi"),
+      "The checksum of a payload under the key (lo, hi); never 0.");
+  m.def("checksum_by", &named_checksum, nb::arg("page").noconvert(), nb::arg("lo"), nb::arg("hi"), nb::arg("kernels"),
         "The same by a named set of kernels, for tests.");
   m.def("copy_kernels", [] { return std::string(lanes::best().name); }, "The kernels that this process copies with.");
   m.def(
@@ -150,7 +153,7 @@ void bind_copy(nb::module_& m) {
           arena.checksum(page) = gather(pool, slots.data()[i], arena.page(page), arena.page_bytes(), {page, 0}, next);
         }
       },
-      nb::arg("pool"), nb::arg("arena"), nb::arg("slots"), nb::arg("pages"),
+      nb::arg("pool"), nb::arg("arena"), nb::arg("slots").noconvert(), nb::arg("pages").noconvert(),
       "Gather slots[i] of the pool into pages[i] of the arena under the key (pages[i], 0), for benchmarks.");
   m.def(
       "scatter_pages",
@@ -162,7 +165,7 @@ void bind_copy(nb::module_& m) {
           scatter(arena.page(pages.data()[i]), pool, slots.data()[i], next);
         }
       },
-      nb::arg("pool"), nb::arg("arena"), nb::arg("slots"), nb::arg("pages"),
+      nb::arg("pool"), nb::arg("arena"), nb::arg("slots").noconvert(), nb::arg("pages").noconvert(),
       "Scatter pages[i] of the arena to slots[i] of the pool, for benchmarks.");
   m.def(
       "checksum_pages",
@@ -178,7 +181,8 @@ void bind_copy(nb::module_& m) {
         }
         return good;
       },
-      nb::arg("arena"), nb::arg("pages"), "How many of the pages have their checksum (as gather_pages wrote it).");
+      nb::arg("arena"), nb::arg("pages").noconvert(),
+      "How many of the pages have their checksum (as gather_pages wrote it).");
   m.def(
       "memcpy_pages",
       [](const DevicePool& pool, HostArena& arena, const SlotArray& slots, const SlotArray& pages) {
@@ -192,7 +196,7 @@ void bind_copy(nb::module_& m) {
           }
         }
       },
-      nb::arg("pool"), nb::arg("arena"), nb::arg("slots"), nb::arg("pages"),
+      nb::arg("pool"), nb::arg("arena"), nb::arg("slots").noconvert(), nb::arg("pages").noconvert(),
       "The same bytes as gather_pages by plain memcpy: what the benchmark compares with.");
   m.def(
       "dlpack_layout",

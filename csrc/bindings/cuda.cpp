@@ -117,7 +117,7 @@ void bind_device(nb::module_& m) {
             nb::gil_scoped_release free;
             copy_page(self, pool, slot, reinterpret_cast<std::byte*>(page.data()), false, stream);
           },
-          nb::arg("pool"), nb::arg("slot"), nb::arg("page"), nb::arg("stream") = 0)
+          nb::arg("pool"), nb::arg("slot"), nb::arg("page").noconvert(), nb::arg("stream") = 0)
       .def(
           "write_page",
           [](Runtime& self, const DevicePool& pool, Slot slot, Bytes page, std::uintptr_t stream) {
@@ -126,7 +126,7 @@ void bind_device(nb::module_& m) {
             copy_page(self, pool, slot, reinterpret_cast<std::byte*>(const_cast<std::uint8_t*>(page.data())), true,
                       stream);
           },
-          nb::arg("pool"), nb::arg("slot"), nb::arg("page"), nb::arg("stream") = 0)
+          nb::arg("pool"), nb::arg("slot"), nb::arg("page").noconvert(), nb::arg("stream") = 0)
       .def(
           "owns",
           [](Runtime& self, std::uintptr_t address) {
@@ -171,7 +171,7 @@ void bind_cuda(nb::module_& m) {
           nb::arg("onboard") = "direct", nb::arg("processor_share") = 0.08, nb::arg("places") = 4,
           nb::arg("batch_bytes") = 4u << 20, nb::arg("host_calls") = false, nb::keep_alive<1, 3>());
   m.def("measure_path", &measure_path, nb::arg("copies"), nb::arg("pool"), nb::arg("arena"), nb::arg("offload"),
-        nb::arg("slots"), nb::arg("pages"), nb::arg("rounds"),
+        nb::arg("slots").noconvert(), nb::arg("pages").noconvert(), nb::arg("rounds"),
         "Seconds for `rounds` times slots[i] of the pool to (offload) or from pages[i] of the arena.");
   m.def(
       "cuda_status",

@@ -92,7 +92,7 @@ std::unique_ptr<DiskStore> open_store(const std::string& dir, Slot slots, std::s
   options.rank = rank;
   options.world = world;
   options.journal_entries = journal_entries;
-  options.sync_limit = std::chrono::nanoseconds(static_cast<std::int64_t>(std::clamp(sync_limit_s, 0.0, 1e9) * 1e9));
+  options.sync_limit = seconds(sync_limit_s);
   options.direct = choose<DirectIo>("direct", direct, "auto", "on", "off");
   nb::gil_scoped_release release;
   return DiskStore::open(options);
@@ -132,32 +132,35 @@ void bind_store(nb::module_& m) {
       .def(nb::new_(&open_store), "dir"_a, "slots"_a, "payload_bytes"_a, "label_bytes"_a, "geometry_tag"_a,
            "rank"_a = 0, "world"_a = 1, "direct"_a = "auto", "journal_entries"_a = DiskOptions{}.journal_entries,
            "sync_limit_s"_a = 10.0)
-      .def("close", &DiskStore::close)
+      // What works on files waits for a device, and one may hang: without the GIL.
+      .def("close", &DiskStore::close, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("fd", &DiskStore::fd)
       .def_prop_ro("slots", &DiskStore::slots)
       .def_prop_ro("page_bytes", &DiskStore::page_bytes)
       .def_prop_ro("payload_bytes", &DiskStore::payload_bytes)
       .def_prop_ro("label_bytes", &DiskStore::label_bytes)
       .def_prop_ro("footprint", &DiskStore::footprint)
-      .def_prop_ro("allocated_bytes", &DiskStore::allocated_bytes)
+      .def_prop_ro("allocated_bytes", &DiskStore::allocated_bytes, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("direct", &DiskStore::direct)
       .def_prop_ro("io", &DiskStore::io)
       .def_prop_ro("adopted", &DiskStore::adopted)
       .def_prop_ro("notes", &DiskStore::notes)
       .def("offset", &DiskStore::offset, "slot"_a)
-      .def("clear_record", &DiskStore::clear_record, "slot"_a, "0 or -errno.")
+      .def("clear_record", &DiskStore::clear_record, "slot"_a, nb::call_guard<nb::gil_scoped_release>(), "0 or -errno.")
       .def(
           "write_record",
           [](DiskStore& store, Slot slot, const ConstBytes& identity, std::uint64_t checksum) {
-            return store.write_record(slot, identity_of(store, identity), checksum);
+            const PageIdentity* const named = identity_of(store, identity);
+            nb::gil_scoped_release release;
+            return store.write_record(slot, named, checksum);
           },
-          "slot"_a, "identity"_a, "checksum"_a, "0 or -errno; -ESTALE for an old generation.")
+          "slot"_a, "identity"_a.noconvert(), "checksum"_a, "0 or -errno; -ESTALE for an old generation.")
       .def(
           "checksum_for",
           [](const DiskStore& store, Slot slot, const ConstBytes& identity) {
             return store.checksum_for(slot, identity_of(store, identity));
           },
-          "slot"_a, "identity"_a, "The page's checksum; 0: the slot holds nothing or another page.")
+          "slot"_a, "identity"_a.noconvert(), "The page's checksum; 0: the slot holds nothing or another page.")
       .def(
           "generation",
           [](const DiskStore& store, const nb::bytes& space) { return store.generation(digest_bytes("space", space)); },
@@ -185,8 +188,7 @@ std::unique_ptr<FileEngine> new_engine(const std::string& io, unsigned depth, un
 
 std::vector<std::pair<std::uint64_t, std::int64_t>> reap(FileEngine& engine, std::size_t max, double timeout_s) {
   std::vector<IoResult> results(std::min<std::size_t>(max, 4096));
-  results.resize(engine.reap(results.data(), results.size(),
-                             std::chrono::nanoseconds(static_cast<std::int64_t>(timeout_s * 1e9))));
+  results.resize(engine.reap(results.data(), results.size(), seconds(timeout_s)));
   std::vector<std::pair<std::uint64_t, std::int64_t>> pairs;
   for (const IoResult& result : results) pairs.emplace_back(result.tag, result.result);
   return pairs;
@@ -194,16 +196,16 @@ std::vector<std::pair<std::uint64_t, std::int64_t>> reap(FileEngine& engine, std
 
 void bind_engine(nb::module_& m) {
   nb::class_<FileEngine>(m, "FileEngine", "Asynchronous file I/O, for tests and benchmarks. Belongs to one thread.")
-      .def(nb::new_(&new_engine), "io"_a = "auto", "depth"_a = 64, "threads"_a = 4, "registered"_a = nb::none(),
-           "faults"_a = nb::none(), nb::keep_alive<0, 5>())
+      .def(nb::new_(&new_engine), "io"_a = "auto", "depth"_a = 64, "threads"_a = 4,
+           "registered"_a.noconvert() = nb::none(), "faults"_a = nb::none(), nb::keep_alive<0, 5>())
       .def(
           "submit",
           [](FileEngine& engine, std::uint64_t tag, int fd, bool write, std::uint64_t offset, const Bytes& buffer) {
             return engine.submit({tag, fd, write, offset, reinterpret_cast<std::byte*>(buffer.data()), buffer.size()});
           },
-          "tag"_a, "fd"_a, "write"_a, "offset"_a, "buffer"_a, nb::keep_alive<1, 6>(),
+          "tag"_a, "fd"_a, "write"_a, "offset"_a, "buffer"_a.noconvert(), nb::keep_alive<1, 6>(),
           "False: as many as depth are in flight.")
-      .def("flush", &FileEngine::flush)
+      .def("flush", &FileEngine::flush, nb::call_guard<nb::gil_scoped_release>())
       .def("reap", &reap, "max"_a, "timeout_s"_a, nb::call_guard<nb::gil_scoped_release>(), "[(tag, bytes or -errno)]")
       .def("wake", &FileEngine::wake)
       .def_prop_ro("in_flight", &FileEngine::in_flight)
@@ -216,7 +218,8 @@ void bind_engine(nb::module_& m) {
         return raw_loop(fd, write, reinterpret_cast<std::byte*>(buffer.data()), buffer.size(), page_bytes,
                         {order.data(), order.size()}, in_flight);
       },
-      "fd"_a, "write"_a, "buffer"_a, "page_bytes"_a, "order"_a, "in_flight"_a, "Seconds; the limit of a benchmark.");
+      "fd"_a, "write"_a, "buffer"_a.noconvert(), "page_bytes"_a, "order"_a.noconvert(), "in_flight"_a,
+      "Seconds; the limit of a benchmark.");
 }
 
 void bind_faults(nb::module_& m) {

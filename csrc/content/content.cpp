@@ -8,17 +8,22 @@
 namespace kvtier {
 
 void Content::append(std::span<const std::uint32_t> tokens, std::span<const MediaSpan> media) {
+  media_.reserve(media_.size() + media.size());  // or tokens might be there without the media among them
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   if (media.empty()) return;
   media_.insert(media_.end(), media.begin(), media.end());
   std::sort(media_.begin(), media_.end());
 }
 
-void Content::labels(std::size_t first, std::size_t last, std::size_t block_size, std::uint8_t* out) const {
+void Content::require_whole(std::size_t first, std::size_t last, std::size_t block_size) const {
   if (block_size == 0 || first > last || last > tokens_.size() / block_size)
     throw std::invalid_argument("blocks: [" + std::to_string(first) + ", " + std::to_string(last) + ") of " +
                                 std::to_string(block_size) + " tokens given; " + std::to_string(tokens_.size()) +
                                 " tokens are known");
+}
+
+void Content::labels(std::size_t first, std::size_t last, std::size_t block_size, std::uint8_t* out) const {
+  require_whole(first, last, block_size);
   const std::size_t bytes = block_size * sizeof(std::uint32_t);
   for (std::size_t block = first; block < last; ++block, out += bytes + kDigestBytes) {
     std::memcpy(out, tokens_.data() + block * block_size, bytes);

@@ -27,8 +27,9 @@ class Content {
   void append(std::span<const std::uint32_t> tokens, std::span<const MediaSpan> media = {});
   std::size_t size() const { return tokens_.size(); }
 
-  // The labels of the blocks [first, last), label_bytes(block_size) each. Throws std::invalid_argument unless they are
-  // whole.
+  // Throws std::invalid_argument unless the blocks [first, last) are there and whole.
+  void require_whole(std::size_t first, std::size_t last, std::size_t block_size) const;
+  // Their labels, label_bytes(block_size) each; the same throws.
   void labels(std::size_t first, std::size_t last, std::size_t block_size, std::uint8_t* out) const;
 
   static constexpr std::size_t label_bytes(std::size_t block_size) {

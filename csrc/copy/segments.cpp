@@ -40,7 +40,8 @@ DevicePool::DevicePool(std::vector<Segment> segments, Slot slots) : segments_(st
       refuse(i, "has stride " + std::to_string(s.stride) + ", less than its length " + std::to_string(s.length) +
                     ": its slots would overlap");
     }
-    if (s.stride > (UINTPTR_MAX - first_byte(s) - s.length) / slots_) refuse(i, "reaches past the address space");
+    if (s.length > UINTPTR_MAX - first_byte(s) || s.stride > (UINTPTR_MAX - first_byte(s) - s.length) / slots_)
+      refuse(i, "reaches past the address space");
     for (std::size_t j = 0; j < i; ++j) {
       if (overlap(segments_[j], s, slots_)) refuse(i, "shares memory with segments[" + std::to_string(j) + "]");
     }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -14,15 +13,21 @@ const double kClip = std::log(1.5);  // of the log of actual over predicted, fro
 constexpr std::uint64_t kYoung = 8;  // observations up to which each is solved for; from then on one in so many
 // Observations that what was known counts as, when the level has changed: its shape, until others tell.
 constexpr double kKept = 0.25;
+// Amounts and times beyond these are none, and the squares of their quotients would be no numbers any more.
+constexpr double kLeast = 1e-50, kGreatest = 1e50;
+constexpr std::size_t kLongest = 999;  // window
+
+bool is_amount(double x) { return x >= 0 && x <= kGreatest; }
 
 }  // namespace
 
 Fit::Fit(std::span<const double> ridge, double memory, std::size_t window)
     : size_(ridge.size()), window_(window), decay_(1.0 - 1.0 / memory) {
-  if (ridge.empty() || ridge.size() > kMost || !(memory >= 1) || window % 2 != 1)
+  const bool positive = std::all_of(ridge.begin(), ridge.end(), [](double r) { return r > 0 && r <= kGreatest; });
+  if (ridge.empty() || ridge.size() > kMost || !positive || !(memory >= 1) || window % 2 != 1 || window > kLongest)
     throw std::invalid_argument("ridge: " + std::to_string(ridge.size()) +
                                 " features, memory: " + std::to_string(memory) + ", window: " + std::to_string(window) +
-                                "; accepted: 1 to 3 features, 1 or more, an odd number");
+                                "; accepted: 1 to 3 features above 0, 1 or more, an odd number up to 999");
   std::copy(ridge.begin(), ridge.end(), ridge_.begin());
 }
 
@@ -34,8 +39,9 @@ std::optional<double> Fit::predict(Features features) const {
 }
 
 void Fit::observe(Features features, double seconds) {
-  const bool something = std::any_of(features.begin(), features.end(), [](double x) { return x > 0; });
-  if (!(seconds > 0 && seconds < std::numeric_limits<double>::infinity()) || !something) return;
+  const bool something = std::any_of(features.begin(), features.end(), [](double x) { return x > kLeast; });
+  const bool amounts = std::all_of(features.begin(), features.end(), is_amount);
+  if (!(seconds > kLeast && seconds <= kGreatest) || !something || !amounts) return;
   double expected = predict(features).value_or(0);
   if (expected != 0) {
     if (recent_.size() == window_) recent_.erase(recent_.begin());
@@ -54,16 +60,18 @@ void Fit::observe(Features features, double seconds) {
 }
 
 void Fit::seed(std::span<const double> coefficients, double weight) {
-  const bool fine = std::all_of(coefficients.begin(), coefficients.end(),
-                                [](double c) { return c >= 0 && c < std::numeric_limits<double>::infinity(); });
-  if (coefficients.size() != size_ || !fine)
+  const bool fine = std::all_of(coefficients.begin(), coefficients.end(), is_amount);
+  if (coefficients.size() != size_ || !fine || !(weight > 0 && weight <= kGreatest))
     throw std::invalid_argument("coefficients: " + std::to_string(coefficients.size()) +
-                                " given; accepted: " + std::to_string(size_) + " of them, zero or more");
+                                " given, weight: " + std::to_string(weight) + "; accepted: " + std::to_string(size_) +
+                                " of them, zero or more, and a weight above 0");
   squares_ = {};
   products_ = {};
+  coefficients_ = {};
+  known_ = false;
   for (std::size_t i = 0; i < size_; ++i) {
     const double c = coefficients[i];
-    if (c <= 0) continue;
+    if (c <= kLeast) continue;
     squares_[i][i] += weight / (c * c);
     products_[i] += weight / c;
   }

@@ -23,8 +23,9 @@ double raw_loop(int fd, bool write, std::byte* buffer, std::size_t buffer_bytes,
   const auto limit = start + std::chrono::seconds(120);
   std::size_t submitted = 0;
   std::size_t ended = 0;
-  while (ended < order.size()) {
-    for (; submitted < order.size() && submitted - ended < in_flight; ++submitted) {
+  int failed = 0;  // the errno of the first transfer that did; those under way still use the buffer
+  while (ended < (failed == 0 ? order.size() : submitted)) {
+    for (; failed == 0 && submitted < order.size() && submitted - ended < in_flight; ++submitted) {
       io_uring_sqe* sqe = ring->next();
       if (!sqe) break;
       const std::size_t at = submitted % places * page_bytes;
@@ -41,12 +42,11 @@ double raw_loop(int fd, bool write, std::byte* buffer, std::size_t buffer_bytes,
       throw std::system_error(-rc, std::generic_category(), "raw_loop");
     }
     for (io_uring_cqe cqe{}; ring->pop(&cqe); ++ended) {
-      if (cqe.res != static_cast<std::int64_t>(page_bytes)) {
-        throw std::system_error(cqe.res < 0 ? -cqe.res : EIO, std::generic_category(), "raw_loop: a transfer failed");
-      }
+      if (failed == 0 && cqe.res != static_cast<std::int64_t>(page_bytes)) failed = cqe.res < 0 ? -cqe.res : EIO;
     }
     if (std::chrono::steady_clock::now() > limit) throw std::runtime_error("raw_loop: the device hangs");
   }
+  if (failed != 0) throw std::system_error(failed, std::generic_category(), "raw_loop: a transfer failed");
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

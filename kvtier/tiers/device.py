@@ -41,7 +41,7 @@ class DevicePool:
         self.geometry = geometry
         self.tensors = tensors
         self._alive = list(tensors.values()) if isinstance(tensors, Mapping) else list(tensors)
-        self.native = _core.DevicePool(adopted.segments, adopted.slots)
+        self.native = _core.DevicePool(adopted.segments, adopted.slots, self._alive)
         self.slots: int = adopted.slots
         self.payload_bytes: int = geometry.payload_bytes
         self.page_bytes: int = geometry.page_bytes

@@ -3,6 +3,8 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <span>
+#include <stdexcept>
 #include <vector>
 
 namespace kvtier {
@@ -39,6 +41,15 @@ TEST_CASE("a label is the tokens of its block and a digest of the media that tou
   Content moved;
   moved.append(tokens, std::vector<MediaSpan>{{4, 2, {2}}, {7, 1, {1}}});
   CHECK(label(moved, 1) != second);
+}
+
+TEST_CASE("tokens are not there without the media among them") {
+  Content content;
+  const std::vector<std::uint32_t> tokens(kBlock);
+  const std::vector<MediaSpan> media{{0, 1, {1}}};
+  const std::span<const MediaSpan> too_many(media.data(), std::size_t{1} << 60);
+  CHECK_THROWS_AS(content.append(tokens, too_many), std::length_error);
+  CHECK(content.size() == 0);
 }
 
 TEST_CASE("only whole blocks have labels") {

@@ -35,7 +35,12 @@ TEST_CASE("what no time can be is ignored, and coefficients stay zero or more, w
   for (const double wrong : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan("")})
     fit.observe(std::vector{1.0, 1.0}, wrong);
   fit.observe(std::vector{0.0, 0.0}, 1.0);
+  for (const double wrong : {-1.0, 1e300, std::numeric_limits<double>::infinity(), std::nan("")})
+    fit.observe(std::vector{1.0, wrong}, 1.0);
+  fit.observe(std::vector{1.0, 1.0}, 1e-300);
   CHECK(fit.observations() == 0);
+  fit.observe(std::vector{1.0, 1.0}, 1.0);
+  CHECK(*fit.predict(std::vector{1.0, 1.0}) == doctest::Approx(1.0).epsilon(0.01));
   std::mt19937 random(2);
   for (int i = 0; i < 2000; ++i) {
     const auto any = [&] { return std::pow(10.0, static_cast<double>(random() % 100) / 10 - 5); };
@@ -44,9 +49,16 @@ TEST_CASE("what no time can be is ignored, and coefficients stay zero or more, w
   }
   CHECK_THROWS(fit.seed(std::vector{1.0}, 3));
   CHECK_THROWS(fit.seed(std::vector{1.0, -1.0}, 3));
+  CHECK_THROWS(fit.seed(std::vector{1.0, 1.0}, std::nan("")));
   fit.seed(std::vector{2.0, 3.0}, 3);
   CHECK(*fit.predict(std::vector{1.0, 1.0}) == doctest::Approx(5.0).epsilon(0.01));
+  fit.seed(std::vector{0.0, 0.0}, 3);  // begins anew, with nothing
+  CHECK_FALSE(fit.predict(std::vector{1.0, 1.0}).has_value());
+  fit.seed(std::vector{1e-300, 3.0}, 3);
+  CHECK(*fit.predict(std::vector{1.0, 1.0}) == doctest::Approx(3.0).epsilon(0.01));
   CHECK_THROWS(Fit({}, 32, 3));
+  CHECK_THROWS(Fit(std::vector{0.0, 1e-3}, 32, 3));
+  CHECK_THROWS(Fit(kRidge, 32, 1001));
   CHECK_THROWS(Fit(kRidge, 0.5, 3));
   CHECK_THROWS(Fit(kRidge, 32, 2));
 }

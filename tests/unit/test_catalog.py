@@ -486,10 +486,25 @@ def test_foreseeing_goes_by_labels_as_well_as_by_the_content_that_makes_them() -
         assert (found.tolist(), below.tolist()) == (nodes.tolist(), nodes[1:].tolist())
 
 
-def test_content_is_no_label_of_a_catalog_of_other_ones() -> None:
-    catalog = make()
-    with pytest.raises(ValueError, match="content: this catalog's labels of 16 bytes are not of it"):
-        catalog.foresee(catalog.root(SPACE), words(1), 0, None, Tier.HOST, False, 1)
+@pytest.mark.parametrize(("labels", "block_size"), [("token", 4), ("token", 16), ("hash", 16)])
+def test_content_is_no_label_of_a_catalog_of_other_ones(labels: Literal["token", "hash"], block_size: int) -> None:
+    """Not even where they are as long: 8 tokens and no image would be 16 tokens, the last of them 0."""
+    catalog = Catalog([TierSpec(Tier.HOST, 8)], block_size=block_size, labels=labels)
+    root, slots = catalog.root(SPACE), catalog.take(Tier.HOST, 1, 1)
+    for call in (
+        lambda: catalog.foresee(root, Content([5] * 16), 0, None, Tier.HOST, False, 1),
+        lambda: catalog.extend(root, growing(1, Content([5] * 16), slots), 0, 1, Tier.HOST),
+    ):
+        with pytest.raises(ValueError, match=f"content: this catalog's labels are '{labels}'; 'content' is needed"):
+            call()
+    assert catalog.usage(Tier.HOST).private == 1
+    assert catalog.stats()["nodes"] == 0
+
+
+@pytest.mark.parametrize("tier", [-1, 4, 256])
+def test_a_tier_that_is_none_is_refused(tier: int) -> None:
+    with pytest.raises(ValueError, match=f"tiers: unknown tier {tier}"):
+        Catalog([TierSpec(tier, 8)], block_size=BLOCK)  # type: ignore[arg-type]
 
 
 def test_settling_as_a_whole_is_settling_with_ok() -> None:

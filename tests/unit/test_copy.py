@@ -249,6 +249,7 @@ def test_device_pool_refuses_segments_that_share_a_byte() -> None:
         ([(4096, 16, 0)], 4, r"segments\[0\] has length 0"),
         ([(4096, 15, 16)], 4, r"segments\[0\] has stride 15, less than its length 16"),
         ([(4096, 1 << 62, 16)], 4, "past the address space"),
+        ([((1 << 64) - 16, 32, 32)], 1, "past the address space"),
     ],
 )
 def test_device_pool_names_what_is_wrong(segments: list[tuple[int, int, int]], slots: int, reason: str) -> None:

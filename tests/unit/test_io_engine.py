@@ -49,6 +49,47 @@ def drain(engine: _core.FileEngine, count: int) -> dict[int, int]:
     return found
 
 
+def test_the_raw_loop_gives_its_buffer_back_when_nothing_uses_it_any_more() -> None:
+    """Of two reads of a pipe one comes short, which is a failure; the other still waits."""
+    if not uring_works():
+        pytest.skip("io_uring is refused on this machine")
+    out, into = os.pipe()
+    failed: list[OSError] = []
+
+    def loop() -> None:
+        try:
+            _core.raw_loop(out, False, np.zeros(2 * BLOCK, np.uint8), BLOCK, np.zeros(2, np.uint32), 2)
+        except OSError as error:
+            failed.append(error)
+
+    reads = threading.Thread(target=loop)
+    reads.start()
+    os.write(into, b"short")
+    reads.join(0.5)
+    assert reads.is_alive()
+    os.close(into)  # the other one ends with nothing
+    reads.join()
+    os.close(out)
+    assert [error.errno for error in failed] == [errno.EIO]
+
+
+@pytest.mark.parametrize("timeout", [1e300, float("inf")])
+def test_a_wait_of_any_length_is_one(timeout: float) -> None:
+    if not uring_works():
+        pytest.skip("io_uring is refused on this machine")
+    out, into = os.pipe()
+    engine, page = _core.FileEngine("io_uring"), np.zeros(BLOCK, np.uint8)
+    engine.submit(7, out, False, 0, page)
+    engine.flush()
+    later = threading.Timer(0.2, os.write, (into, b"some"))
+    later.start()
+    assert engine.reap(1, float("nan")) == []
+    assert engine.reap(1, timeout) == [(7, 4)]
+    later.join()
+    os.close(out)
+    os.close(into)
+
+
 def blocks(count: int, seed: int) -> npt.NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (count, BLOCK), np.uint8)
 

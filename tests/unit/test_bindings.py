@@ -1,0 +1,145 @@
+"""Between Python and the engine: what is pointed into lives, who waits lets others run, sizes are looked at first."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from disk_kit import in_child
+from kvtier import _core
+from kvtier.content import Content
+from kvtier.geometry import KVGeometry
+from kvtier.tiers.device import DevicePool
+
+GEOMETRY = KVGeometry.named("smollm2-135m", block_size=4)
+
+# The interpreter stands still where a call waits and keeps the GIL; then the process is ended by a thread without it.
+WATCHED = """
+import faulthandler, os, sys, threading, time
+faulthandler.dump_traceback_later(60, exit=True)
+import numpy as np
+from kvtier import _core
+"""
+
+
+def test_arrays_live_as_long_as_whatever_copies_to_and_from_them() -> None:
+    arrays = list(GEOMETRY.allocate(4))
+    seen = [weakref.ref(array) for array in arrays]
+    pool = DevicePool(GEOMETRY, arrays)
+    mover = _core.Mover(pool.native, _core.HostArena(4, GEOMETRY.payload_bytes), None)
+    del arrays, pool
+    gc.collect()
+    assert all(array() is not None for array in seen), "an array went that a mover still copies to"
+    assert mover.close()
+    del mover
+    gc.collect()
+    assert not any(array() is not None for array in seen)
+
+
+@pytest.mark.parametrize("call", ["store.clear_record(0)", "store.write_record(1, identity, 5)"])
+def test_whoever_waits_for_a_disk_that_hangs_lets_others_run(call: str, tmp_path) -> None:
+    done = in_child(
+        WATCHED
+        + f"""
+store = _core.DiskStore(sys.argv[1], 8, 3000, 64, bytes(32))
+identity = np.zeros(_core.identity_bytes(64), np.uint8)
+assert store.write_record(0, identity, 5) == 0
+plan = _core.FaultPlan()
+plan.add(_core.FaultPlan.Kind.DELAY, 1, _core.FaultPlan.FOREVER, on=_core.FaultPlan.On.WRITE)
+_core.use_faults(plan)
+waiting = threading.Thread(target=lambda: {call})
+waiting.start()
+while not plan.fired:
+    time.sleep(0.001)
+plan.release()
+waiting.join()
+print("others ran")
+""",
+        tmp_path,
+    )
+    assert done.stdout == "others ran\n", done.stderr
+
+
+def test_a_mover_that_nobody_closed_ends_and_lets_others_run_meanwhile(tmp_path) -> None:
+    done = in_child(
+        WATCHED
+        + """
+from pathlib import Path
+from tests.unit.mover_rig import DISK, HOST, Rig, span
+plan = _core.FaultPlan()
+plan.add(_core.FaultPlan.Kind.DELAY, 1, _core.FaultPlan.FOREVER)
+rig = Rig(Path(sys.argv[1]), faults=plan, close_limit_s=1000.0)
+rig.submit((HOST, DISK), [span(4, 1), span(0, 1)], [9])
+while not plan.fired:
+    time.sleep(0.001)
+movers = [rig.mover]
+del rig.mover
+going = threading.Thread(target=movers.clear)
+going.start()
+going.join(0.2)
+assert going.is_alive()
+plan.release()
+going.join()
+print("others ran")
+""",
+        tmp_path,
+    )
+    assert done.stdout == "others ran\n", done.stderr
+
+
+def test_two_threads_may_make_the_first_array_of_a_kind_at_once() -> None:
+    """Where the first one's look for numpy lets the second have its turn."""
+    done = in_child(
+        WATCHED
+        + """
+import builtins
+content, plain, first = _core.Content(), builtins.__import__, threading.Event()
+
+def slow(name, *args, **options):
+    if name == "numpy" and not first.is_set():
+        first.set()
+        time.sleep(0.5)
+    return plain(name, *args, **options)
+
+def labels():
+    made.append(content.labels(0, 0, 4).shape)
+
+made = []
+builtins.__import__ = slow
+one = threading.Thread(target=labels)
+one.start()
+first.wait()
+labels()
+one.join()
+print(made)
+"""
+    )
+    assert done.stdout == "[(0, 12), (0, 12)]\n", done.stderr
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 3), (0, 1 << 40), (1 << 61, 1 << 62), (2, 1), (0, (1 << 64) - 1)])
+def test_labels_of_blocks_that_are_not_there_are_refused_before_memory_is_taken(first: int, last: int) -> None:
+    content = Content([7] * 11)
+    with pytest.raises(ValueError, match=r"blocks: \[.* of 4 tokens given; 11 tokens are known"):
+        content.labels(first, last, 4)
+    assert content.labels(1, 2, 4).shape == (1, 12)
+
+
+def test_no_array_is_copied_where_its_own_memory_is_meant() -> None:
+    """A copy would be filled in its place, or be gone before an operation on it has ended."""
+    memory, wide, words = np.zeros(64, np.uint8), np.zeros(128, np.uint8), np.zeros(64, np.uint16)
+    pool = _core.DevicePool([(memory.ctypes.data, 64, 64)], 1)
+    engine = _core.FileEngine("threads")
+    for array in (wide[::2], words):
+        for call in (
+            lambda a: pool.gather(0, a),
+            lambda a: pool.scatter(0, a),
+            lambda a: engine.submit(1, 0, False, 0, a),
+            lambda a: _core.FileEngine("threads", registered=a),
+        ):
+            with pytest.raises(TypeError, match="incompatible"):
+                call(array)
+    assert engine.in_flight == 0
