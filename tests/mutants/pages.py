@@ -62,7 +62,7 @@ PLANTED = (
         file="csrc/catalog/exchange.cpp",
         old="  bool good = now == PageStatus::kOk;",
         new="  bool good = now != PageStatus::kPending;",
-        says="is ready and holds no page",
+        says="is ready and (holds no page|its record names another block)",
     ),
     Planted(
         kind="checksum not verified",
