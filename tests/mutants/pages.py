@@ -79,7 +79,7 @@ PLANTED = (
         file="csrc/catalog/exchange.cpp",
         old="  if (kept != PageStatus::kPending || now == PageStatus::kPending) return false;",
         new="  if (now == PageStatus::kPending) return false;",
-        says="one was taken twice",
+        says=r"one was taken twice|slot \d+ given to transfer \d+, and transfer \d+ fills it",
     ),
     Planted(
         kind="a completion settled twice",
