@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,6 +39,7 @@ __all__ = [
     "PageStatus",
     "Reservation",
     "Residency",
+    "SomeNodes",
     "Tier",
     "TierSpec",
     "Usage",
@@ -47,6 +48,7 @@ __all__ = [
 
 POLICIES = ("lru",)
 _SPARE_NODES = 65536  # for chains that are being computed, and holes
+_WORDS = np.dtype(np.uint8)
 _U32 = 0xFFFFFFFF
 _U64 = 0xFFFFFFFFFFFFFFFF
 
@@ -54,6 +56,8 @@ DEVICE, HOST, DISK = Tier.DEVICE, Tier.HOST, Tier.DISK
 """Looked up once: where an engine's pass has left all of this cold, finding a member takes as long as a native call."""
 
 NodeIds = NDArray[np.uint32]
+SomeNodes: TypeAlias = "NodeIds | list[int]"
+"""A few of them are a list sooner than an array."""
 Slots = NDArray[np.uint32]
 
 
@@ -296,6 +300,8 @@ class Catalog:
         PENDING entries stay open, and of several words on one entry the first counts. False: the ticket is closed or
         unknown, which is legal and counted.
         """
+        if type(status) is np.ndarray and status.dtype is _WORDS and status.ndim == 2 and status.flags.c_contiguous:
+            return bool(self.native.settle(_number("ticket", ticket, _U64), status))
         array = np.ascontiguousarray(status)
         if array.dtype != np.uint8:
             if array.dtype.kind not in "iu" or (array.size and not (array.min() >= 0 and array.max() <= 255)):
@@ -326,7 +332,7 @@ class Catalog:
         """Remove the nodes' pages from ``tier``, where ready and unpinned. Returns how many."""
         return int(self.native.drop(tier, _ids("nodes", nodes)))
 
-    def drop_left(self, tier: Tier, nodes: NodeIds) -> int:
+    def drop_left(self, tier: Tier, nodes: SomeNodes) -> int:
         """As ``drop``, of those nodes that there are still."""
         return self.native.drop_left(tier, nodes)
 
@@ -339,7 +345,7 @@ class Catalog:
         source: Tier,
         lost: bool,
         request: int,
-    ) -> tuple[NodeIds, NodeIds]:
+    ) -> tuple[list[int], list[int]]:
         """Look for the cached prefix of ``labels`` and keep its nodes alive for ``request``; their pages are free to
         go, and stay as cold as they are. ``labels`` are those of ``match``, or the content that makes them.
 
@@ -358,9 +364,9 @@ class Catalog:
         """
         return _u32(self.native.cold(tier, _number("n", n, _U32), lower))
 
-    def lacking(self, nodes: ArrayLike, source: Tier, target: Tier) -> NodeIds:
+    def lacking(self, nodes: SomeNodes, source: Tier, target: Tier) -> list[int]:
         """Of ``nodes`` those whose pages are ready in ``source`` and absent in ``target``, both owned."""
-        return _u32(self.native.lacking(_ids("nodes", nodes), source, target))
+        return self.native.lacking(nodes, source, target)
 
     def identities(self, nodes: ArrayLike) -> NDArray[np.uint8]:
         """The nodes' page identities, uint8 ``[n, identity_bytes]``; the layout is csrc/common/identity.hpp's."""

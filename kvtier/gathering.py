@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -88,4 +86,4 @@ class Gathering:
             if sequence.cached < blocks:
                 sequence.growing.noted = sequence.cached  # it will be offered again
         if new:
-            self._placement.on_computed(np.array(new, np.uint32), behind=self._behind)
+            self._placement.on_computed(new, behind=self._behind)

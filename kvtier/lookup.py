@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from kvtier.arguments import whole
-from kvtier.catalog import DEVICE, Catalog, Match, Residency, Tier
+from kvtier.catalog import DEVICE, DISK, Catalog, Match, Residency, Tier
 from kvtier.content import Content
 from kvtier.sequence import Sequence, Slots
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SCRATCH", "Foresee", "Lookup"]
 
-Foresee: TypeAlias = "Callable[[int, bool], tuple[Slots, Slots]]"
+Foresee: TypeAlias = "Callable[[int, bool], tuple[list[int], list[int]]]"
 """Looks for what a request will read: :meth:`Lookup.foresee` of its blocks, for a catalog's request id, the disk being
 lost or not."""
 
@@ -79,7 +79,7 @@ class Lookup:
 
     def foresee(
         self, space: bytes, labels: Content | Hashes, first: int, last: int | None, request: int, lost: bool
-    ) -> tuple[Slots, Slots]:
+    ) -> tuple[list[int], list[int]]:
         """Of what ``labels`` name the nodes of the cached blocks [first, last), kept alive for ``request``, and those
         of them that only the disk holds and that nobody is bringing up. ``lost``: what is on disk cannot be had.
 
@@ -88,8 +88,8 @@ class Lookup:
         """
         root = self.root(space)
         if root is None:
-            return np.empty(0, np.uint32), np.empty(0, np.uint32)
-        return self._catalog.foresee(root, labels, first, last, Tier.DISK, lost, request)
+            return [], []
+        return self._catalog.foresee(root, labels, first, last, DISK, lost, request)
 
     def reading(
         self,

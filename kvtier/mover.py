@@ -20,9 +20,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+import numpy.typing as npt
 import uvloop
 
 from kvtier import _core
@@ -49,7 +52,16 @@ _kept: list[tuple[_core.Mover, Pools]] = []  # with an I/O that never returned a
 
 def _completion(native: _core.Completion) -> Completion:
     ticket, final, hops, submitted, finished, whole = native.told()
-    return Completion(ticket, final, native.status, tuple(map(HopReport._make, hops)), submitted, finished, whole)
+    status = _whole(len(hops), native.pages) if whole else native.status
+    return Completion(ticket, final, status, tuple(map(HopReport._make, hops)), submitted, finished, whole)
+
+
+@lru_cache(maxsize=1024)
+def _whole(hops: int, pages: int) -> npt.NDArray[np.uint8]:
+    """All pages well: nearly always so, and the same array then."""
+    status = np.full((hops, pages), _core.PageStatus.OK, np.uint8)
+    status.flags.writeable = False
+    return status
 
 
 def _end(native: _core.Mover, pools: Pools) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier import _core
-from kvtier.catalog import Catalog, PageStatus, Tier
+from kvtier.catalog import Catalog, PageStatus, SomeNodes, Tier
 from kvtier.messages import DataPlane, Priority, Transfer
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DirectOrders", "Orders", "OrdersByMessage"]
 
-Nodes = npt.NDArray[np.uint32]
 Slots = npt.NDArray[np.uint32]
 
 
@@ -30,7 +29,7 @@ class Orders(Protocol):
     def issue(
         self,
         path: tuple[Tier, ...],
-        nodes: Nodes,
+        nodes: SomeNodes,
         request: int,
         priority: Priority,
         deadline: float,
@@ -61,7 +60,7 @@ class OrdersByMessage:
     def issue(
         self,
         path: tuple[Tier, ...],
-        nodes: Nodes,
+        nodes: SomeNodes,
         request: int,
         priority: Priority,
         deadline: float,
@@ -101,7 +100,7 @@ class DirectOrders:
     def issue(
         self,
         path: tuple[Tier, ...],
-        nodes: Nodes,
+        nodes: SomeNodes,
         request: int,
         priority: Priority,
         deadline: float,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvtier.catalog import Catalog, PageStatus, Residency, Tier
+from kvtier.catalog import DISK, Catalog, PageStatus, Residency, Tier
 from kvtier.choice import ONBOARD, STAGE_ONBOARD
 from kvtier.messages import Completion, DataPlane, Hello, Priority
 from kvtier.orders import OrdersByMessage
@@ -27,6 +27,7 @@ from kvtier.ways import Plan, plans
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from kvtier.catalog import SomeNodes
     from kvtier.config import CacheConfig
     from kvtier.costmodel import CostModel
     from kvtier.layers import Layers
@@ -41,6 +42,11 @@ Slots = npt.NDArray[np.uint32]
 OFFLOAD = (Tier.DEVICE, Tier.HOST)
 SPILL = (Tier.HOST, Tier.DISK)
 
+# Looked up once, as tiers are.
+_OK, _SKIPPED, _OFFLINE = int(PageStatus.OK), int(PageStatus.SKIPPED), int(PageStatus.OFFLINE)
+_NAMES = {int(status): status.name.lower() for status in PageStatus}
+_DEMAND, _PREFETCH, _BACKGROUND = Priority.DEMAND, Priority.PREFETCH, Priority.BACKGROUND
+
 _PARTS = 8  # that a load is cut into at most, each of so many bytes and seconds at least
 _PART_BYTES = 1 << 20
 _PART_SECONDS = 2e-3
@@ -51,6 +57,10 @@ def _moves(path: tuple[Tier, ...]) -> tuple[str, ...]:
     """The hops of a path, by the names under which their bytes are counted."""
     names = [tier.name.lower() for tier in path]
     return tuple(f"{names[hop]}_to_{names[hop + 1]}" for hop in range(len(path) - 1))
+
+
+def _listed(nodes: SomeNodes) -> list[int]:
+    return nodes if isinstance(nodes, list) else nodes.tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +81,7 @@ class Bringing:
 @dataclass(slots=True)
 class _UnderWay:
     path: tuple[Tier, ...]
-    nodes: Nodes
+    nodes: SomeNodes
     hangs: bool = False  # it was reported early: when it ends nobody knows
 
 
@@ -212,20 +222,20 @@ class Placement:
     def load(
         self,
         path: tuple[Tier, ...],
-        nodes: Nodes,
+        nodes: SomeNodes,
         request: int,
         priority: Priority,
         deadline: float,
         device: Slots | None = None,
     ) -> tuple[int, int]:
         """Start moving the pages of ``nodes`` up along ``path``; returns (ticket, how many of them, a prefix)."""
-        backed_only = priority is not Priority.DEMAND
+        backed_only = priority is not _DEMAND
         return self._issue(path, nodes, request, priority, deadline, backed_only=backed_only, device=device)
 
     def _issue(
         self,
         path: tuple[Tier, ...],
-        nodes: Nodes,
+        nodes: SomeNodes,
         request: int,
         priority: Priority,
         deadline: float,
@@ -244,15 +254,15 @@ class Placement:
             if count:
                 self.failures["refused"] += count
             return 0, 0
-        self._under_way[ticket] = _UnderWay(path, nodes[:count])
+        self._under_way[ticket] = _UnderWay(path, nodes if count == len(nodes) else nodes[:count])
         self._costs.submitted(ticket, path, count, priority, self._clock())
         return ticket, count
 
     def store(
         self,
         path: tuple[Tier, ...],
-        nodes: Nodes,
-        priority: Priority = Priority.BACKGROUND,
+        nodes: SomeNodes,
+        priority: Priority = _BACKGROUND,
         device: Slots | None = None,
         *,
         cold: bool = False,
@@ -264,14 +274,15 @@ class Placement:
         none.
         """
         source, target = path
-        if target is Tier.DISK and self.disk_offline:
+        if self.disk_offline and target is DISK:
             self.stores_dropped += len(nodes)
             return 0
         if device is None:
-            wanted, blocks = self._catalog.lacking(nodes, source, target), None
+            wanted: SomeNodes = self._catalog.lacking(nodes, source, target)
+            blocks = None
         else:
             lacking = self._catalog.state(nodes)[1][:, target] == Residency.ABSENT
-            wanted, blocks = nodes[lacking], device[lacking]
+            wanted, blocks = np.asarray(nodes)[lacking], device[lacking]
         if not len(wanted):
             return 0
         ticket, count = self._issue(path, wanted, 0, priority, 0.0, cold=cold, device=blocks, behind=behind)
@@ -280,7 +291,7 @@ class Placement:
 
     # ---- the write policy ----------------------------------------------------------------------------------------
 
-    def on_computed(self, nodes: Nodes, device: Slots | None = None, *, behind: int | None = None) -> int:
+    def on_computed(self, nodes: SomeNodes, device: Slots | None = None, *, behind: int | None = None) -> int:
         """New blocks are ready on the device, or will be ``behind`` what that stream was given until now; returns the
         ticket of what it led to, 0 for nothing."""
         if self._offload != "at_once" or not len(nodes):
@@ -299,7 +310,7 @@ class Placement:
     def swap_out(self, nodes: Nodes) -> None:
         """A preempted sequence's pages go down whatever the policy says of computed ones, unless it says never."""
         if self._offload != "never" and len(nodes):
-            self.store(OFFLOAD, nodes, Priority.PREFETCH)
+            self.store(OFFLOAD, nodes, _PREFETCH)
 
     def maintain(self) -> None:
         """Copy the cold end of each tier down ahead of need: from when too few of its next slots could be had at once,
@@ -321,16 +332,17 @@ class Placement:
     def settle(self, completions: Iterable[Completion]) -> dict[int, bool]:
         """Tell the catalog; returns the tickets whose last hop has ended for good, and whether all of it went well."""
         ended: dict[int, bool] = {}
-        arrived: list[Nodes] = []
+        arrived: list[int] = []
         for done in completions:
-            known = self._under_way.get(done.ticket)
-            if done.whole:
+            known, whole = self._under_way.get(done.ticket), done.whole
+            if whole:
                 self._catalog.settle_whole(done.ticket)
             else:
                 self._catalog.settle(done.ticket, done.status)
+                whole = done.status.tobytes().count(_OK) == done.status.size
             if known is None:
                 continue
-            ended[done.ticket] = whole = done.whole or bool((done.status == PageStatus.OK).all())
+            ended[done.ticket] = whole
             if not done.final:
                 # What still runs may write its slots at any time: nobody may have them before it has ended.
                 self._catalog.cancel(done.ticket)
@@ -340,9 +352,9 @@ class Placement:
             self._costs.completed(done)
             self._account(known, done, whole)
             if self._spill == "at_once" and known.path == OFFLOAD:
-                arrived.append(known.nodes if whole else known.nodes[done.status[0] == PageStatus.OK])
+                arrived += _listed(known.nodes) if whole else _listed(np.asarray(known.nodes)[done.status[0] == _OK])
         if arrived:
-            self.store(SPILL, np.concatenate(arrived) if len(arrived) > 1 else arrived[0])
+            self.store(SPILL, arrived)
         return ended
 
     def _account(self, transfer: _UnderWay, done: Completion, whole: bool) -> None:
@@ -350,17 +362,16 @@ class Placement:
             if whole:
                 self.bytes_moved[lane] += len(transfer.nodes) * self._page_bytes
                 continue
-            status = done.status[hop]
-            counts = np.bincount(status)
-            for code in np.flatnonzero(counts):
-                number = int(counts[code])
-                if code == PageStatus.OK:
+            words = done.status[hop].tobytes()
+            for code in set(words):
+                number = words.count(code)
+                if code == _OK:
                     self.bytes_moved[lane] += number * self._page_bytes
                     continue
-                if code == PageStatus.OFFLINE:
+                if code == _OFFLINE:
                     self.disk_offline = True
-                if code != PageStatus.SKIPPED:
-                    self.failures[PageStatus(int(code)).name.lower()] += number
+                if code != _SKIPPED:
+                    self.failures[_NAMES[code]] += number
 
     def cancel(self, tickets: Iterable[int]) -> None:
         """Stop what has not begun. The slots stay taken until the data plane says that nothing can touch them."""

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtier.catalog import Catalog, Residency, Tier
+from kvtier.catalog import DEVICE, HOST, Catalog, Residency, Tier
 from kvtier.choice import ONBOARD, STAGE
 from kvtier.lookup import SCRATCH, Foresee, Lookup
 from kvtier.messages import Priority
@@ -40,11 +40,12 @@ if TYPE_CHECKING:
     from kvtier.config import CacheConfig
     from kvtier.content import Content
     from kvtier.costmodel import CostModel
-    from kvtier.sequence import Slots
 
 __all__ = ["OUTCOMES", "Prefetched", "Prefetcher"]
 
 OUTCOMES = ("used", "late", "wasted", "cancelled")
+
+_PREFETCH = Priority.PREFETCH  # looked up once, as tiers are
 
 _AT_A_TIME = 2  # transfers under way: one that is served and the next
 _PART_BYTES = 4 << 20  # of one transfer at most, and no more than the lane moves in so many seconds
@@ -73,11 +74,11 @@ class _Expected:
     foresee: Foresee
     due: float
     request: int
-    wanted: Slots | None = None
+    wanted: list[int] | None = None
     """Nodes that are on disk only, held by ``request``; None: not looked for yet."""
-    found: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
+    found: list[int] = field(default_factory=list)
     """All its nodes."""
-    lifted: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
+    lifted: list[int] = field(default_factory=list)
     """Those that were sent on to the device."""
     issued: int = 0
     turn: int = 0
@@ -246,7 +247,7 @@ class Prefetcher:
             self._soon.append(coming)
         for _ in range(min(_A_STEP, len(self._soon))):
             expected = self._soon.popleft()
-            if self._expected.get(expected.name) is not expected or len(expected.lifted):
+            if self._expected.get(expected.name) is not expected or expected.lifted:
                 continue
             if expected.wanted is None or expected.tickets or expected.issued < len(expected.wanted):
                 self._soon.append(expected)  # not all of it is in host memory yet
@@ -266,10 +267,10 @@ class Prefetcher:
 
     def _lift(self, expected: _Expected) -> None:
         """Send on to the device what lacks there of a request that will start soon."""
-        nodes = self._catalog.lacking(expected.found, Tier.HOST, Tier.DEVICE)[: self._device_room - self._lifted]
-        if len(nodes):
+        nodes = self._catalog.lacking(expected.found, HOST, DEVICE)[: self._device_room - self._lifted]
+        if nodes:
             late = expected.due + self._grace
-            _, count = self._placement.load(ONBOARD, nodes, 0, Priority.PREFETCH, late)
+            _, count = self._placement.load(ONBOARD, nodes, 0, _PREFETCH, late)
             expected.lifted = nodes[:count]
             self._lifted += count
 
@@ -279,10 +280,10 @@ class Prefetcher:
         wanted, lifted = expected.wanted, expected.lifted
         self._forget(expected)
         # First to go, so that what is used stays. With the hold on them some of these nodes may have ended.
-        if len(lifted):
-            self._catalog.drop_left(Tier.DEVICE, lifted)
+        if lifted:
+            self._catalog.drop_left(DEVICE, lifted)
         if wanted is not None and expected.issued:
-            self._catalog.drop_left(Tier.HOST, wanted[: expected.issued])
+            self._catalog.drop_left(HOST, wanted[: expected.issued])
 
     def _issue_next(self, now: float) -> bool:
         """Look for the most urgent hint and order a part of it; False: there is nothing to be done now."""
@@ -311,7 +312,7 @@ class Prefetcher:
         assert expected.wanted is not None
         part = expected.wanted[expected.issued : expected.issued + count]
         late = expected.due + self._grace
-        ticket, got = self._placement.load(STAGE, part, expected.request, Priority.PREFETCH, late)
+        ticket, got = self._placement.load(STAGE, part, expected.request, _PREFETCH, late)
         if ticket:
             expected.issued += got
             expected.tickets.add(ticket)

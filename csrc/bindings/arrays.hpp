@@ -1,5 +1,6 @@
 // NumPy arrays in and out of small, frequent calls, by Python's buffer protocol. nanobind's nb::ndarray goes by DLPack
-// and NumPy's own Python code, which takes several microseconds for each array.
+// and NumPy's own Python code, which takes several microseconds for each array. A list of ids does as well: where an
+// engine's pass has left NumPy's code cold, making one array takes longer than all else that a call does.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,6 +12,9 @@
 #include <span>
 #include <type_traits>
 #include <utility>
+#include <vector>
+
+#include "bindings/tokens.hpp"
 
 namespace kvtier {
 
@@ -46,12 +50,16 @@ class ArrayIn {
   ArrayIn& operator=(ArrayIn&& other) noexcept {
     std::swap(view_, other.view_);
     std::swap(shape_, other.shape_);
+    std::swap(copied_, other.copied_);
     return *this;
   }
   ~ArrayIn() { PyBuffer_Release(&view_); }  // of nothing, too
 
   bool borrow(PyObject* source) {
     PyBuffer_Release(&view_);
+    if constexpr (std::is_same_v<T, std::uint32_t> && D == 1) {
+      if (PyList_CheckExact(source)) return copy(source);
+    }
     if (PyObject_GetBuffer(source, &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
       PyErr_Clear();
       view_ = Py_buffer{};
@@ -66,7 +74,7 @@ class ArrayIn {
     return true;
   }
 
-  const T* data() const { return static_cast<const T*>(view_.buf); }
+  const T* data() const { return view_.buf == nullptr ? copied_.data() : static_cast<const T*>(view_.buf); }
   std::size_t size() const {
     std::size_t size = 1;
     for (const std::size_t n : shape_) size *= n;
@@ -76,8 +84,15 @@ class ArrayIn {
   std::span<const T> span() const { return {data(), size()}; }
 
  private:
+  bool copy(PyObject* list) {
+    copied_.clear();
+    shape_[0] = static_cast<std::size_t>(PyList_GET_SIZE(list));
+    return plain_ids(list, &copied_);
+  }
+
   Py_buffer view_{};
   std::array<std::size_t, D> shape_{};
+  std::vector<T> copied_;
 };
 
 // A NumPy array of T on its way to Python.
@@ -139,7 +154,8 @@ struct type_caster<kvtier::ArrayOut<T>> {
 template <class T, int D>
 struct type_caster<kvtier::ArrayIn<T, D>> {
   using Array = kvtier::ArrayIn<T, D>;
-  NB_TYPE_CASTER(Array, array_name<T>())
+  static constexpr bool kLists = std::is_same_v<T, std::uint32_t> && D == 1;
+  NB_TYPE_CASTER(Array, array_name<T>() + const_name<kLists>(" | list[int]", ""))
   bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept { return value.borrow(source.ptr()); }
 };
 

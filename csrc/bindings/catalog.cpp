@@ -204,7 +204,7 @@ void bind_upkeep(nb::class_<Catalog>& c) {
          bool lost, RequestId request) {
         const Foreseen found = self.foresee(root, labels_of(self, content, 0, content.size() / block_size_of(self)),
                                             first, last, source, lost, request);
-        return std::make_tuple(give(found.nodes), give(found.below));
+        return std::make_tuple(found.nodes, found.below);
       },
       nb::arg("root"), nb::arg("content"), nb::arg("first"), nb::arg("last"), nb::arg("source"), nb::arg("lost"),
       nb::arg("request"));
@@ -213,7 +213,7 @@ void bind_upkeep(nb::class_<Catalog>& c) {
       [](Catalog& self, NodeId root, In<std::uint8_t> labels, std::size_t first, std::size_t last, Tier source,
          bool lost, RequestId request) {
         const Foreseen found = self.foresee(root, view(labels), first, last, source, lost, request);
-        return std::make_tuple(give(found.nodes), give(found.below));
+        return std::make_tuple(found.nodes, found.below);
       },
       nb::arg("root"), nb::arg("labels"), nb::arg("first"), nb::arg("last"), nb::arg("source"), nb::arg("lost"),
       nb::arg("request"));
@@ -225,7 +225,7 @@ void bind_upkeep(nb::class_<Catalog>& c) {
   c.def(
       "lacking",
       [](const Catalog& self, In<NodeId> nodes, Tier source, Tier target) {
-        return give(self.lacking(view(nodes), source, target));
+        return self.lacking(view(nodes), source, target);
       },
       nb::arg("nodes"), nb::arg("source"), nb::arg("target"));
   c.def(

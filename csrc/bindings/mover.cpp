@@ -149,6 +149,7 @@ void bind_mover(nb::module_& m) {
            nb::sig("def told(self) -> tuple[int, bool, list[tuple[str, int, float, float, float, float, int]], float, "
                    "float, bool]"),
            "All but the status: ticket, final, a kvtier.messages.HopReport for each hop, submitted, finished, whole.")
+      .def_prop_ro("pages", [](const Completion& c) { return c.count; })
       .def_prop_ro("status", &statuses);
   nb::class_<Mover>(m, "Mover", "Moves pages between tiers on native threads. Use kvtier.mover.Mover.")
       .def("__init__", &construct, nb::arg("device").none(), nb::arg("host").none(), nb::arg("disk").none(),

@@ -82,8 +82,8 @@ class UpkeepRules(CatalogMachine):
         nodes, below = self.catalog.foresee(root, self.asked_for(blocks), first, last, source, lost, request)
         self.catalog.other.insert(root, s.labels(blocks[:reach]), request)
         wanted = chain[first : reach if last is None else min(last, reach)]
-        assert nodes.tolist() == [s.nodes[key] for key in wanted]
-        assert below.tolist() == [s.nodes[key] for key in wanted if self.waits_in(source, key)]
+        assert nodes == [s.nodes[key] for key in wanted]
+        assert below == [s.nodes[key] for key in wanted if self.waits_in(source, key)]
         lease = s.leases.setdefault(request, ModelLease())
         lease.holds += [key for key in chain[:reach] if key not in lease.holds]
 
@@ -113,7 +113,7 @@ class UpkeepRules(CatalogMachine):
         expected = [
             node for node, key in named if key is not None and s.ready((source, key)) and (target, key) not in s.pages
         ]
-        assert self.catalog.lacking([node for node, _ in named], source, target).tolist() == expected
+        assert self.catalog.lacking([node for node, _ in named], source, target) == expected
 
     @rule(data=st.data(), n=st.integers(0, 5))
     def cold(self, data: st.DataObject, n: int) -> None:

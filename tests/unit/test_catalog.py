@@ -435,7 +435,7 @@ def test_lacking_pages_are_ready_above_and_absent_below() -> None:
     assert catalog.settle_whole(done.ticket)
     catalog.reserve([Tier.HOST, Tier.DISK], moving)
     catalog.drop(Tier.HOST, nodes[3:])
-    assert catalog.lacking(nodes, Tier.HOST, Tier.DISK).tolist() == nodes[2:3].tolist()
+    assert catalog.lacking(nodes, Tier.HOST, Tier.DISK) == nodes[2:3].tolist()
 
 
 def test_foreseeing_keeps_nodes_alive_and_leaves_their_pages_free_to_go() -> None:
@@ -448,12 +448,12 @@ def test_foreseeing_keeps_nodes_alive_and_leaves_their_pages_free_to_go() -> Non
     assert catalog.reserve([Tier.DISK, Tier.HOST], nodes[2:3]).count == 1
     content = words(1, 2, 3, 4, 5, 6)
     found, below = catalog.foresee(root, content, 0, None, Tier.DISK, False, 7)
-    assert found.tolist() == nodes.tolist()
-    assert below.tolist() == nodes[3:].tolist()
+    assert found == nodes.tolist()
+    assert below == nodes[3:].tolist()
     found, below = catalog.foresee(root, content, 1, 4, Tier.DISK, False, 7)  # again, and part of it
-    assert (found.tolist(), below.tolist()) == (nodes[1:4].tolist(), nodes[3:4].tolist())
+    assert (found, below) == (nodes[1:4].tolist(), nodes[3:4].tolist())
     found, below = catalog.foresee(root, content, 0, None, Tier.DISK, True, 8)
-    assert (found.tolist(), below.tolist()) == (nodes[:2].tolist(), [])
+    assert (found, below) == (nodes[:2].tolist(), [])
     assert catalog.drop(Tier.DISK, nodes) == 4  # all but the one that is read
     assert catalog.stats()["nodes"] == 5
     catalog.release(7)
@@ -483,7 +483,7 @@ def test_foreseeing_goes_by_labels_as_well_as_by_the_content_that_makes_them() -
     content = words(1, 2, 3)
     for labels in (content, content.whole(catalog.block_size)):
         found, below = catalog.foresee(root, labels, 0, None, Tier.DISK, False, 7)
-        assert (found.tolist(), below.tolist()) == (nodes.tolist(), nodes[1:].tolist())
+        assert (found, below) == (nodes.tolist(), nodes[1:].tolist())
 
 
 @pytest.mark.parametrize(("labels", "block_size"), [("token", 4), ("token", 16), ("hash", 16)])
@@ -528,10 +528,12 @@ def test_arrays_of_another_kind_are_refused_by_the_native_calls() -> None:
     good = np.zeros(2, np.uint32)
     assert native.state(good)[0].shape == (2, 4)
     for bad in (good.astype(np.int32), good.astype(np.uint64), good.astype(np.float32), good.reshape(1, 2),
-                np.zeros(6, np.uint32)[::2], bytes(8), [0, 0], None):  # fmt: skip
+                np.zeros(6, np.uint32)[::2], bytes(8), None,
+                (0, 0), [0, -1], [0, 1 << 32], [0, 1.0], [0, True], [0, None], [np.uint32(0)]):  # fmt: skip
         with pytest.raises(TypeError):
             native.state(bad)
-    assert native.state(np.zeros(0, np.uint32))[1].shape == (0, 4)
+    assert native.state([0, 0])[0].tolist() == native.state(good)[0].tolist()  # a list of ids says what it is
+    assert native.state(np.zeros(0, np.uint32))[1].shape == native.state([])[1].shape == (0, 4)
     slots, _ = native.state(good)
     slots[0, 0] = 7  # what comes back is the caller's own
 

@@ -26,7 +26,7 @@ class Below:
         return nodes
 
     def on_computed(self, nodes, *, behind):
-        self.told.append(nodes.tolist())
+        self.told.append(list(nodes))
         self.behind = behind
 
 
