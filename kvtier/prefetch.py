@@ -2,7 +2,7 @@
 
 Giving a hint only notes it; :meth:`Prefetcher.pump`, once a step, turns the most urgent ones into transfers:
 
-- earliest expected start first, two small transfers under way at a time, behind everything that somebody waits for: so
+- earliest expected start first, two short transfers under way at a time, behind everything that somebody waits for: so
   what becomes urgent is never behind more than those;
 - what is there already, or on its way for another request, is not read again;
 - of the host's slots no more than ``prefetch.share`` hold pages that were brought ahead and have not been used. A hint
@@ -48,8 +48,9 @@ OUTCOMES = ("used", "late", "wasted", "cancelled")
 _PREFETCH = Priority.PREFETCH  # looked up once, as tiers are
 
 _AT_A_TIME = 2  # transfers under way: one that is served and the next
-_PART_BYTES = 4 << 20  # of one transfer at most, and no more than the lane moves in so many seconds
-_PART_SECONDS = 0.02
+_PART_SECONDS = 0.02  # that one transfer keeps the lane busy at most; demand passes it all the same
+_PART_BYTES = 4 << 20  # while the lane's speed is unknown,
+_MOST_BYTES = 64 << 20  # and ever: an engine orders one or two of them in a step, which may take 50 ms
 _WORTH = 4  # of what it lacks the most urgent hint takes a part of one in so many or more
 _LIMIT = 4096  # hints
 _A_STEP = 2  # hints that are looked for, brought a part of, given up or sent on in one step of the engine,
@@ -323,7 +324,7 @@ class Prefetcher:
     def _part(self) -> int:
         """Blocks of a transfer: small enough that what becomes urgent is not held up by it."""
         speed = self._costs.lane_speed("stage")
-        size = _PART_BYTES if speed is None else min(_PART_BYTES, int(speed[1] * _PART_SECONDS))
+        size = _PART_BYTES if speed is None else min(_MOST_BYTES, int(speed[1] * _PART_SECONDS))
         return max(1, size // self._costs.page_bytes)
 
     def fetch(self, space: bytes, content: Content, deadline: float) -> Prefetched:

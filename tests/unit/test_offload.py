@@ -182,6 +182,22 @@ def test_a_hint_ends_with_its_request_and_with_a_word(namespace):
         rig.manager.expect("c", chain(4), float("nan"))
 
 
+def test_a_look_ahead_brings_as_much_in_a_step_as_the_disk_gives_meanwhile(namespace):
+    """An engine's step may take 50 ms, and orders one or two parts."""
+    rig = Rig(namespace, host=18, disk=64, prefetch={"share": 0.9})
+    for name, at in (("a", 1), ("b", 30)):
+        rig.compute(name, chain(16, name.encode()), *range(at, at + 16))
+        rig.settle()
+        rig.manager.free(name)
+    rig.manager.costs.page_bytes = 1 << 20
+    rig.manager.costs.lane_speed = lambda lane: (0.0, 1e9)
+    rig.manager.expect("c", chain(16), 0.1)
+    rig.manager.poll()
+    assert sum(running.transfer.slots.shape[1] for running in rig.plane._running.values()) == 14, (
+        "two of them are in host memory"
+    )
+
+
 def test_where_nothing_is_loaded_nothing_is_brought_ahead(namespace):
     rig = on_disk_alone(namespace, load_policy="never")
     rig.manager.expect("c", chain(4), 0.1)
