@@ -30,6 +30,8 @@ class Found:
     synchronous: bool = False
     """The step in which the request begins to compute should wait for its load; else the request does, beside the
     steps."""
+    soon: bool = False
+    """What it waits for was ordered because it had been announced, and comes in a moment: nobody should pass it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ that it was worth nothing.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Literal
@@ -139,10 +140,11 @@ class OffloadManager:
             self._counts.requests += 1
             self._counts.tokens_asked += len(hashes) * self.config.block_size
             request.patience = self._clock() + self.config.load_timeout_seconds
-        self._prefetcher.rest(request_id)  # what is not on its way yet comes faster with the load
+        soon = self._prefetcher.rest(request_id)  # what is not on its way yet comes faster with the load
         request.start, request.expires = start, self._clock() + self.config.lease_seconds
         tokens = len(hashes) * self.config.block_size if tokens is None else tokens
-        return self._find(request, hashes, tokens, others)
+        found = self._find(request, hashes, tokens, others)
+        return replace(found, soon=True) if soon and found.waits else found
 
     def _fresh(self, space: bytes) -> ForeignRequest:
         return ForeignRequest(next(self._numbers), next(self._numbers), space)

@@ -148,12 +148,14 @@ class Prefetcher:
             expected.due = due
             self._schedule(expected)
 
-    def rest(self, name: str) -> None:
-        """It is about to start, and will order what it lacks itself: order no more for it, unless it is rescheduled. A
-        name that is not expected is no error."""
+    def rest(self, name: str) -> bool:
+        """It is about to start, and will order what it lacks itself: order no more for it, unless it is rescheduled.
+        Returns whether something is on its way for it; a name that is not expected is no error."""
         expected = self._expected.get(name)
-        if expected is not None:
-            expected.rests = True
+        if expected is None:
+            return False
+        expected.rests = True
+        return bool(expected.tickets)
 
     def dismiss(self, name: str) -> None:
         """It will not come: stop what has not begun, and give its room back. A name not expected is no error."""

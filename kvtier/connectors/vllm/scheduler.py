@@ -46,6 +46,7 @@ __all__ = ["SchedulerSide"]
 JOURNAL = "generations"
 PREFILL_TOKENS = 32  # a step of fewer tokens says little of the speed of a prefill
 PREFILL_SHARE = 0.9  # of a step's tokens that must be one request's for its time to be that request's
+TURN_PATIENCE = 0.1  # seconds for which nobody passes a request whose look-ahead is just arriving
 SOURCES = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
 
 logger = init_logger(f"vllm.{__name__}")
@@ -63,6 +64,8 @@ class SchedulerSide:
         self._loads: dict[str, Load] = {}
         self._void: tuple[str, ...] = ()
         self._written: list[int] = []
+        self._turns: dict[str, float] = {}  # requests that must not be passed, and until when
+        self._held = False  # whether one of those was put off in the step that is being made
         self._admitted: set[str] = set()  # to compute in the step that is being made
         self._running: Mapping[str, int] = {}  # requests of the last step
         self._unproven: list[tuple[int, Any]] = []  # of that step's synchronous loads: at which block, named what
@@ -123,6 +126,8 @@ class SchedulerSide:
         start = num_computed_tokens // self._block
         if any(at < start and request.block_hashes[at] == name for at, name in self._unproven):
             return None, False
+        if self._held:
+            return None, False
         if self.manager is None or not self._cacheable(request):
             return 0, False
         found = self.manager.match(
@@ -134,6 +139,8 @@ class SchedulerSide:
             adapter=self._adapter(request),
         )
         if found.waits:
+            now = time.monotonic()
+            self._held = found.soon and now < self._turns.setdefault(request.request_id, now + TURN_PATIENCE)
             return None, False
         tokens = found.blocks * self._block
         enough = tokens and tokens >= self._settings.min_load_tokens
@@ -160,6 +167,7 @@ class SchedulerSide:
     def allocated(self, request: Request, table: Sequence[int], num_external_tokens: int) -> None:
         """vLLM gave the request blocks, the first to be loaded behind those that it had itself."""
         self._waiting.leave(request.request_id)
+        self._turns.pop(request.request_id, None)
         if self.manager is None or not num_external_tokens:
             self._admitted.add(request.request_id)
             return
@@ -183,6 +191,7 @@ class SchedulerSide:
         """In whatever state. Its blocks may go at once: see :meth:`step` for stores that read them."""
         self._requests.pop(request.request_id, None)
         self._waiting.drop(request.request_id)
+        self._turns.pop(request.request_id, None)
         self._full.pop(request.request_id, None)
         self._moved = True
         if self.manager is not None:
@@ -210,7 +219,7 @@ class SchedulerSide:
         )
         self._prefill = self._prefill_of(scheduled)
         self._loads, self._void, self._written, self._unproven = {}, (), [], []
-        self._admitted, self._running = set(), scheduled.num_scheduled_tokens
+        self._admitted, self._running, self._held = set(), scheduled.num_scheduled_tokens, False
         return orders
 
     def _announce(self) -> None:

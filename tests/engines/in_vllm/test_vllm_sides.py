@@ -305,6 +305,28 @@ def test_the_last_token_is_left_to_compute(engine):
     assert two.scheduler.match(whole, 0) == (3 * TOKENS, True), "nothing is left to compute"
 
 
+@pytest.mark.parametrize("patience", [60.0, 0.0])
+def test_nobody_passes_a_request_whose_look_ahead_is_arriving_but_for_a_moment(engine, tmp_path, monkeypatch, patience):
+    monkeypatch.setattr("kvtier.connectors.vllm.scheduler.TURN_PATIENCE", patience)
+    extra = {"disk.path": str(tmp_path), "disk.size": "8MiB", "weights_revision": "1", "prefetch.share": 0.9}
+    first = engine(extra)
+    store(first)
+    first.close()
+    second = engine(extra)
+    waiting, behind = request("b", 4 * TOKENS + 1), request("c", TOKENS, b"c")
+    for one in (waiting, behind):
+        second.scheduler.begin(one)
+    second.step()  # at its end the look-ahead is ordered, and nothing of it has come
+    assert second.scheduler.match(waiting, 0) == (None, False)
+    assert second.scheduler.match(behind, 0) == ((None, False) if patience else (0, False))
+    second.until(lambda: not second.scheduler.busy)
+    assert second.scheduler.match(waiting, 0) == (4 * TOKENS, True)
+    assert second.scheduler.match(behind, 0) == (0, False)
+    for one in (waiting, behind):
+        second.scheduler.finish(one)
+    assert not second.scheduler._turns
+
+
 def test_a_request_aborted_in_mid_load_is_still_reported_once(engine):
     two = engine()
     store(two)
