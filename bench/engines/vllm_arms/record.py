@@ -61,7 +61,11 @@ class Record:
             "schema": schema,
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began)),
             "machine": machine.model_dump(),
-            "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
+            "options": {
+                key: str(value) if isinstance(value, Path) else value
+                for key, value in vars(options).items()
+                if key != "out"  # where somebody's file lies says nothing of the run
+            },
         }
 
     def keep(self, ended: str = "not yet") -> dict[str, Any]:
