@@ -168,6 +168,23 @@ def test_who_begins_earlier_than_expected_hurries_what_is_on_its_way_and_orders_
     assert [(done.blocks, done.wanted) for done in rig.settle()] == [(4, 4)]
 
 
+def test_no_more_is_brought_ahead_for_who_is_about_to_begin_unless_its_turn_is_put_off(namespace):
+    rig = on_disk_alone(namespace, prefetch={"share": 0.9})
+    rig.manager.costs.lane_speed = lambda lane: (0.0, 1.0)  # so slow that a part is a page
+    rig.manager.expect("c", chain(4), 5.0)
+    rig.manager.poll()
+    ordered = rig.manager.placement.under_way
+    assert 0 < ordered < 3
+    assert rig.manager.match("c", chain(4)).waits
+    rig.settle()
+    rig.manager.poll()
+    assert rig.moved("disk_to_host") == ordered, "it would load these itself, and faster"
+    rig.manager.reorder({"c": 9.0})
+    rig.manager.poll()
+    rig.settle()
+    assert rig.moved("disk_to_host") == 3, "all that the share allows"
+
+
 def test_a_hint_ends_with_its_request_and_with_a_word(namespace):
     rig = on_disk_alone(namespace)
     for end in (rig.manager.free, rig.manager.dismiss):
