@@ -12,6 +12,7 @@
 #include "cuda/driver.hpp"
 #include "cuda/emulated.hpp"
 #include "cuda/measure.hpp"
+#include "cuda/single_page.hpp"
 
 namespace nb = nanobind;
 
@@ -22,6 +23,17 @@ using namespace cuda;
 using Bytes = nb::ndarray<const std::uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using WritableBytes = nb::ndarray<std::uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using SlotArray = nb::ndarray<const Slot, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// The same object, but others run while it ends: to unpin memory or to unload a device takes long.
+template <class T>
+std::shared_ptr<T> ends_without_gil(std::shared_ptr<T> object) {
+  T* const raw = object.get();
+  return {raw, [object = std::move(object)](T*) mutable {
+            if (PyGILState_Check() == 0) return object.reset();
+            nb::gil_scoped_release free;
+            object.reset();
+          }};
+}
 
 Stream stream_of(std::uintptr_t handle) { return reinterpret_cast<Stream>(handle); }
 
@@ -36,22 +48,6 @@ std::shared_ptr<Emulated> emulated(const std::shared_ptr<Runtime>& device) {
   auto found = std::dynamic_pointer_cast<Emulated>(device);
   if (!found) throw nb::value_error("this is a real device: only an emulated one can be asked for that");
   return found;
-}
-
-// One page between the CPU and a slot, after what the engine has queued by now, and waited for.
-void copy_page(Runtime& device, const DevicePool& pool, Slot slot, std::byte* page, bool up, std::uintptr_t engine) {
-  const Stream stream = device.make_stream();
-  const Event behind = device.make_event();
-  device.record(behind, stream_of(engine));
-  device.wait(stream, behind);
-  for (const Segment& segment : pool.segments()) {
-    up ? device.copy(segment.at(slot), page, segment.length, stream)
-       : device.copy(page, segment.at(slot), segment.length, stream);
-    page += segment.length;
-  }
-  device.finish(stream);
-  device.free_event(behind);
-  device.free_stream(stream);
 }
 
 void check_page(const DevicePool& pool, Slot slot, std::size_t bytes) {
@@ -71,6 +67,13 @@ double measure_path(const CudaCopies& copies, const DevicePool& pool, HostArena&
   return measure(copier, offload ? Lane::kOffload : Lane::kOnboard, {slots.data(), slots.size()},
                  {pages.data(), pages.size()}, rounds, arena.payload_bytes());
 }
+
+// A PinnedArena of Python's, which outlives whatever else has it.
+struct Pinned {
+  Pinned(std::shared_ptr<Runtime> device, const HostArena& host, std::size_t chunk_bytes)
+      : arena(ends_without_gil(std::make_shared<PinnedArena>(std::move(device), host, chunk_bytes))) {}
+  std::shared_ptr<PinnedArena> arena;
+};
 
 nb::dict facts_of(const Runtime& device) {
   const DeviceFacts& facts = device.facts();
@@ -94,19 +97,25 @@ void bind_device(nb::module_& m) {
             const auto code = image.size() != 0
                                   ? std::as_bytes(std::span(static_cast<const char*>(image.data()), image.size()))
                                   : built_image();
-            return open_device(ordinal, code);
+            nb::gil_scoped_release free;  // the driver may take seconds to start
+            return ends_without_gil(open_device(ordinal, code));
           },
           nb::arg("ordinal"), nb::arg("image") = nb::bytes("", 0),
           "`image`: machine code of the page kernels, or PTX ending in a zero; empty: what was built in.")
       .def_static(
           "emulated",
           [](std::uint64_t seed, bool watch) {
-            return std::static_pointer_cast<Runtime>(std::make_shared<Emulated>(seed, watch));
+            return ends_without_gil(std::static_pointer_cast<Runtime>(std::make_shared<Emulated>(seed, watch)));
           },
           nb::arg("seed") = 0, nb::arg("watch") = true)
       .def("facts", &facts_of, nb::sig("def facts(self) -> dict[str, typing.Any]"))
-      .def("make_stream", [](Runtime& self) { return reinterpret_cast<std::uintptr_t>(self.make_stream()); })
-      .def("free_stream", [](Runtime& self, std::uintptr_t stream) { self.free_stream(stream_of(stream)); })
+      // The driver lets a call wait for another one, and that may be pinning or loading: without the GIL.
+      .def(
+          "make_stream", [](Runtime& self) { return reinterpret_cast<std::uintptr_t>(self.make_stream()); },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "free_stream", [](Runtime& self, std::uintptr_t stream) { self.free_stream(stream_of(stream)); },
+          nb::call_guard<nb::gil_scoped_release>())
       .def(
           "finish", [](Runtime& self, std::uintptr_t stream) { self.finish(stream_of(stream)); }, nb::arg("stream"),
           nb::call_guard<nb::gil_scoped_release>())
@@ -133,13 +142,20 @@ void bind_device(nb::module_& m) {
             std::string why;
             return self.owns(reinterpret_cast<const void*>(address), &why) ? std::string() : why;
           },
-          nb::arg("address"), "\"\", or what is there in place of this device's memory.")
+          nb::arg("address"), nb::call_guard<nb::gil_scoped_release>(),
+          "\"\", or what is there in place of this device's memory.")
       .def(
           "hold",
           [](const std::shared_ptr<Runtime>& self, std::uintptr_t stream, bool held) {
             emulated(self)->hold(stream_of(stream), held);
           },
           nb::arg("stream"), nb::arg("held") = true, "Emulated only: nothing of a held stream runs.")
+      .def(
+          "stall", [](const std::shared_ptr<Runtime>& self, bool stalls) { emulated(self)->stall(stalls); },
+          nb::arg("stalls") = true, "Emulated only: no call returns, but those that free.")
+      .def_prop_ro(
+          "stalled", [](const std::shared_ptr<Runtime>& self) { return emulated(self)->stalled(); },
+          "Emulated only: how many calls wait for that to end.")
       .def(
           "races", [](const std::shared_ptr<Runtime>& self) { return emulated(self)->races(); },
           "Emulated only: uses of the same bytes that nothing ordered.");
@@ -150,22 +166,23 @@ void bind_device(nb::module_& m) {
 void bind_cuda(nb::module_& m) {
   nb::exception<Error>(m, "CudaError", PyExc_RuntimeError);
   bind_device(m);
-  nb::class_<PinnedArena>(m, "PinnedArena", "A HostArena, being pinned for a device by a thread of its own.")
+  nb::class_<Pinned>(m, "PinnedArena", "A HostArena, being pinned for a device by a thread of its own.")
       .def(nb::init<std::shared_ptr<Runtime>, const HostArena&, std::size_t>(), nb::arg("device"), nb::arg("arena"),
            nb::arg("chunk_bytes") = 256u << 20, nb::keep_alive<1, 3>())
-      .def_prop_ro("pinned", &PinnedArena::pinned, "Pages below this slot are pinned.")
-      .def_prop_ro("finished", &PinnedArena::finished)
-      .def("note", &PinnedArena::note)
-      .def("wait", &PinnedArena::wait, nb::call_guard<nb::gil_scoped_release>());
+      .def_prop_ro(
+          "pinned", [](const Pinned& self) { return self.arena->pinned(); }, "Pages below this slot are pinned.")
+      .def_prop_ro("finished", [](const Pinned& self) { return self.arena->finished(); })
+      .def("note", [](const Pinned& self) { return self.arena->note(); })
+      .def("wait", [](const Pinned& self) { self.arena->wait(); }, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<CudaCopies>(m, "CudaCopies", "How a mover copies on a CUDA device.")
       .def(
           "__init__",
-          [](CudaCopies* self, std::shared_ptr<Runtime> device, std::shared_ptr<PinnedArena> pinned,
-             const std::string& offload, const std::string& onboard, double processor_share, unsigned places,
-             std::size_t batch_bytes, bool host_calls) {
+          [](CudaCopies* self, std::shared_ptr<Runtime> device, const Pinned& pinned, const std::string& offload,
+             const std::string& onboard, double processor_share, unsigned places, std::size_t batch_bytes,
+             bool host_calls) {
             const CopierOptions options{path_of(offload), path_of(onboard), processor_share,
                                         places,           batch_bytes,      host_calls};
-            new (self) CudaCopies{std::move(device), std::move(pinned), options};
+            new (self) CudaCopies{std::move(device), pinned.arena, options};
           },
           nb::arg("device"), nb::arg("pinned"), nb::kw_only(), nb::arg("offload") = "direct",
           nb::arg("onboard") = "direct", nb::arg("processor_share") = 0.08, nb::arg("places") = 4,
@@ -176,7 +193,10 @@ void bind_cuda(nb::module_& m) {
   m.def(
       "cuda_status",
       [] {
-        const DriverStatus status = driver_status();
+        const DriverStatus status = [] {
+          nb::gil_scoped_release free;
+          return driver_status();
+        }();
         nb::dict out;
         out["devices"] = status.devices;
         out["driver"] = status.version;
@@ -185,7 +205,7 @@ void bind_cuda(nb::module_& m) {
         return out;
       },
       nb::sig("def cuda_status() -> dict[str, typing.Any]"), "What the NVIDIA driver says, and what nvcc built.");
-  m.def("cuda_capability", &capability, nb::arg("ordinal"));
+  m.def("cuda_capability", &capability, nb::arg("ordinal"), nb::call_guard<nb::gil_scoped_release>());
   m.def("kernel_source", &kernel_source);
   m.def("kernel_header", &kernel_header);
   m.def(

@@ -50,6 +50,7 @@ void construct(Mover* self, const DevicePool* device, HostArena* host, DiskStore
     if (engine && throttle) engine = make_throttled_engine(std::move(engine), throttle);
     return engine;
   };
+  nb::gil_scoped_release free;  // the driver may let an allocation wait for what it runs
   std::unique_ptr<StreamCopier> copier;
   if (cuda != nullptr && device != nullptr && host != nullptr) {
     copier = std::make_unique<cuda::Copier>(cuda->device, *device, *host, cuda->pinned, cuda->options);

@@ -12,23 +12,21 @@ namespace kvtier::cuda {
 class Copier::FencePool {
  public:
   explicit FencePool(std::shared_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {}
-  ~FencePool() {
-    for (const Event event : free_) runtime_->free_event(event);
-  }
-  Event take() {
+  OwnedEvent take() {
     {
       const std::lock_guard lock(mutex_);
       if (!free_.empty()) {
-        const Event event = free_.back();
+        OwnedEvent event = std::move(free_.back());
         free_.pop_back();
         return event;
       }
+      free_.reserve(++made_);
     }
-    return runtime_->make_event();
+    return make_event(*runtime_);
   }
-  void give(Event event) {
+  void give(OwnedEvent event) noexcept {
     const std::lock_guard lock(mutex_);
-    free_.push_back(event);
+    free_.push_back(std::move(event));  // there is room for all that were made
   }
   std::uint64_t number() {
     const std::lock_guard lock(mutex_);
@@ -38,21 +36,22 @@ class Copier::FencePool {
  private:
   std::shared_ptr<Runtime> runtime_;
   std::mutex mutex_;
-  std::vector<Event> free_;
+  std::vector<OwnedEvent> free_;
+  std::size_t made_ = 0;
   std::uint64_t number_ = 0;
 };
 
 class Copier::Fence final : public DeviceFence {
  public:
-  Fence(std::shared_ptr<FencePool> pool, Event event)
-      : pool_(std::move(pool)), event_(event), number_(pool_->number()) {}
-  ~Fence() override { pool_->give(event_); }
-  Event event() const { return event_; }
+  explicit Fence(std::shared_ptr<FencePool> pool)
+      : pool_(std::move(pool)), event_(pool_->take()), number_(pool_->number()) {}
+  ~Fence() override { pool_->give(std::move(event_)); }
+  Event event() const { return event_.get(); }
   std::uint64_t number() const { return number_; }  // no other fence ever has it, also not one at this address
 
  private:
   std::shared_ptr<FencePool> pool_;
-  Event event_;
+  OwnedEvent event_;
   std::uint64_t number_;
 };
 
@@ -69,23 +68,18 @@ Copier::Copier(std::shared_ptr<Runtime> runtime, const DevicePool& device, HostA
       blocks_(std::max(1u, static_cast<unsigned>(options.processor_share * runtime_->facts().processors))),
       fences_(std::make_shared<FencePool>(runtime_)) {
   check(device);
-  try {
-    directions_[0].path = options.offload;
-    directions_[1].path = options.onboard;
-    for (Direction& direction : directions_) {
-      if (direction.path == Path::kBatch && !runtime_->facts().batches) direction.path = Path::kPieces;
-      direction.stream = runtime_->make_stream();
-      make_places(direction);
-    }
-    if (options_.host_calls) signals_ = runtime_->make_stream();
-    const std::size_t bytes = shape_.table().size_bytes();
-    table_ = static_cast<SegmentEntry*>(runtime_->device_memory(bytes));
-    runtime_->copy(table_, shape_.table().data(), bytes, directions_[0].stream);
-    runtime_->finish(directions_[0].stream);
-  } catch (...) {
-    release();
-    throw;
+  directions_[0].path = options.offload;
+  directions_[1].path = options.onboard;
+  for (Direction& direction : directions_) {
+    if (direction.path == Path::kBatch && !runtime_->facts().batches) direction.path = Path::kPieces;
+    make_places(direction);
+    direction.stream = make_stream(*runtime_);
   }
+  if (options_.host_calls) signals_ = make_stream(*runtime_);
+  const std::span<const SegmentEntry> table = shape_.table();
+  table_ = device_array<SegmentEntry>(*runtime_, table.size());
+  runtime_->copy(table_.get(), table.data(), table.size_bytes(), directions_[0].stream.get());
+  runtime_->finish(directions_[0].stream.get());
 }
 
 void Copier::check(const DevicePool& device) const {
@@ -110,29 +104,14 @@ void Copier::make_places(Direction& direction) {
   const std::size_t most = std::clamp<std::size_t>(options_.batch_bytes / host_.payload_bytes(), 1, kLaunchPages);
   direction.places = std::vector<Place>(options_.places);
   for (Place& place : direction.places) {
-    place.event = runtime_->make_event();
-    place.sums = static_cast<LaneSum*>(runtime_->pinned_memory(sum_entries(blocks_) * sizeof(LaneSum)));
-    if (direction.path == Path::kStaged) {
-      place.staging = static_cast<std::byte*>(runtime_->device_memory(most * host_.page_bytes()));
-    }
+    place.event = make_event(*runtime_);
+    place.sums = pinned_array<LaneSum>(*runtime_, sum_entries(blocks_));
+    if (direction.path == Path::kStaged) place.staging = device_array<std::byte>(*runtime_, most * host_.page_bytes());
     place.pages.reserve(kLaunchPages);
   }
 }
 
-Copier::~Copier() { release(); }
-
-void Copier::release() {
-  for (Direction& direction : directions_) {
-    for (Place& place : direction.places) {
-      if (place.event != nullptr) runtime_->free_event(place.event);
-      if (place.sums != nullptr) runtime_->free_pinned(place.sums);
-      if (place.staging != nullptr) runtime_->free_device(place.staging);
-    }
-    if (direction.stream != nullptr) runtime_->free_stream(direction.stream);
-  }
-  if (signals_ != nullptr) runtime_->free_stream(signals_);
-  if (table_ != nullptr) runtime_->free_device(table_);
-}
+Copier::~Copier() = default;
 
 // ---- order -------------------------------------------------------------------------------------------------------
 
@@ -141,7 +120,7 @@ std::shared_ptr<DeviceFence> Copier::fence(std::uintptr_t stream) {
   if (runtime_->captures(engine)) {
     throw Error("the engine's stream is being captured into a graph: submit transfers before or after it");
   }
-  auto fence = std::make_shared<Fence>(fences_, fences_->take());
+  auto fence = std::make_shared<Fence>(fences_);
   runtime_->record(fence->event(), engine);
   return fence;
 }
@@ -158,7 +137,7 @@ void Copier::start(Lane lane, unsigned number, std::span<PageCopy> pages, ByteRa
   if (place.pages.empty()) return;
   try {
     if (const auto* behind = static_cast<const Fence*>(fence); behind && behind->number() != to.behind) {
-      runtime_->wait(to.stream, behind->event());
+      runtime_->wait(to.stream.get(), behind->event());
       to.behind = behind->number();
     }
     queue(lane, to, place);
@@ -166,11 +145,11 @@ void Copier::start(Lane lane, unsigned number, std::span<PageCopy> pages, ByteRa
     refused(place, error.what());
   }
   try {  // also of a batch that was queued in part: what was queued has to end before its pages are anyone's
-    runtime_->record(place.event, to.stream);
+    runtime_->record(place.event.get(), to.stream.get());
     place.recorded = true;
-    if (!options_.host_calls) return;
-    runtime_->wait(signals_, place.event);
-    runtime_->call(signals_, [](void* self) { static_cast<Copier*>(self)->wake_(); }, this);
+    if (!wake_ || !options_.host_calls) return;
+    runtime_->wait(signals_.get(), place.event.get());
+    runtime_->call(signals_.get(), [](void* self) { static_cast<Copier*>(self)->wake_(); }, this);
   } catch (const Error& error) {  // a context that refuses an event is broken, and runs nothing any more
     refused(place, error.what());
   }
@@ -179,7 +158,7 @@ void Copier::start(Lane lane, unsigned number, std::span<PageCopy> pages, ByteRa
 bool Copier::ended(Lane lane, unsigned number) {
   Place& place = direction(lane).places[number];
   try {
-    if (place.recorded && !runtime_->done(place.event)) return false;
+    if (place.recorded && !runtime_->done(place.event.get())) return false;
   } catch (const Error& error) {
     refused(place, error.what());
   }
@@ -194,7 +173,7 @@ bool Copier::wake_by(std::function<void()> wake) {
 
 void Copier::settle(Lane lane, Place& place) {
   if (lane == Lane::kOffload && !place.failed && !place.pages.empty()) {
-    runtime_->host_uses(place.sums, sum_entries(blocks_) * sizeof(LaneSum), false);
+    runtime_->host_uses(place.sums.get(), sum_entries(blocks_) * sizeof(LaneSum), false);
   }
   for (unsigned i = 0; i < place.pages.size(); ++i) {
     PageCopy& page = *place.pages[i];
@@ -263,10 +242,10 @@ void Copier::queue_pieces(Lane lane, Direction& to, Place& place, bool as_list) 
       first += segment.length;
     }
   }
-  if (as_list) return runtime_->copy_list(place.copies, to.stream);
+  if (as_list) return runtime_->copy_list(place.copies, to.stream.get());
   for (std::size_t i = 0; i < place.copies.size(); ++i) {
     runtime_->copy(reinterpret_cast<void*>(place.copies.to[i]), reinterpret_cast<const void*>(place.copies.from[i]),
-                   place.copies.bytes[i], to.stream);
+                   place.copies.bytes[i], to.stream.get());
   }
 }
 
@@ -276,11 +255,11 @@ void Copier::queue_direct(Lane lane, Direction& to, Place& place) {
 
 void Copier::queue_staged(Lane lane, Direction& to, Place& place) {
   if (lane == Lane::kOffload) {
-    launch(Way::kGather, to, place, place.staging);
+    launch(Way::kGather, to, place, place.staging.get());
     return queue_runs(lane, to, place);
   }
   queue_runs(lane, to, place);
-  launch(Way::kScatter, to, place, place.staging);
+  launch(Way::kScatter, to, place, place.staging.get());
 }
 
 // Pages that are neighbours in the arena, and in one registration, are one copy.
@@ -292,16 +271,16 @@ void Copier::queue_runs(Lane lane, Direction& to, Place& place) {
       if (slot != place.pages[last - 1]->host + 1 || slot % pinned_->chunk_pages() == 0) break;
     }
     std::byte* const host = host_.page(place.pages[first]->host);
-    std::byte* const staged = place.staging + first * size;
-    lane == Lane::kOffload ? runtime_->copy(host, staged, (last - first) * size, to.stream)
-                           : runtime_->copy(staged, host, (last - first) * size, to.stream);
+    std::byte* const staged = place.staging.get() + first * size;
+    lane == Lane::kOffload ? runtime_->copy(host, staged, (last - first) * size, to.stream.get())
+                           : runtime_->copy(staged, host, (last - first) * size, to.stream.get());
   }
 }
 
 // `staging`: where the pages lie side by side; null: in the arena.
 void Copier::launch(Way way, Direction& to, Place& place, const std::byte* staging) {
-  place.launch =
-      shape_.whole(table_, way == Way::kGather ? host_.page_bytes() : 0, way == Way::kScatter ? nullptr : place.sums);
+  place.launch = shape_.whole(table_.get(), way == Way::kGather ? host_.page_bytes() : 0,
+                              way == Way::kScatter ? nullptr : place.sums.get());
   place.launch.begin = place.range.begin;
   place.launch.end = place.range.end;
   for (std::size_t i = 0; i < place.pages.size(); ++i) {
@@ -309,7 +288,7 @@ void Copier::launch(Way way, Direction& to, Place& place, const std::byte* stagi
     const std::byte* at = staging != nullptr ? staging + i * host_.page_bytes() : host_.page(page.host);
     add_page(place.launch, at, page.device, page.key);
   }
-  runtime_->launch(shape_.kernel(way), place.launch, blocks_, to.stream);
+  runtime_->launch(shape_.kernel(way), place.launch, blocks_, to.stream.get());
 }
 
 }  // namespace kvtier::cuda

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/handles.hpp"
 #include "cuda/page_launch.hpp"
 #include "cuda/pinned_arena.hpp"
 #include "cuda/runtime.hpp"
@@ -66,9 +67,9 @@ class Copier final : public StreamCopier {
   class FencePool;
   class Fence;
   struct Place {
-    Event event = nullptr;
-    LaneSum* sums = nullptr;       // pinned
-    std::byte* staging = nullptr;  // device memory; null unless its direction stages
+    OwnedEvent event;
+    PinnedArray<LaneSum> sums;
+    DeviceArray<std::byte> staging;  // null unless its direction stages
     CopyList copies;
     PageLaunch launch;
     ByteRange range{0, 0};         // of every page, what is copied; of a store all of it
@@ -77,10 +78,10 @@ class Copier final : public StreamCopier {
     bool recorded = false;
   };
   struct Direction {
-    Stream stream = nullptr;
     Path path = Path::kPieces;
     std::vector<Place> places;
     std::uint64_t behind = 0;  // number of the fence that the stream waits for already
+    OwnedStream stream;        // goes before the places: what it runs may touch them
   };
 
   Direction& direction(Lane lane) { return directions_[lane == Lane::kOffload ? 0 : 1]; }
@@ -95,7 +96,6 @@ class Copier final : public StreamCopier {
   void settle(Lane lane, Place& place);
   void refused(Place& place, const char* what);
   bool intact(PageCopy& page) const;
-  void release();
 
   std::shared_ptr<Runtime> runtime_;
   const DevicePool& device_;
@@ -104,13 +104,14 @@ class Copier final : public StreamCopier {
   const CopierOptions options_;
   const PoolShape shape_;
   unsigned blocks_;
-  SegmentEntry* table_ = nullptr;  // device memory
-  Direction directions_[2];
-  Stream signals_ = nullptr;  // the calls of the driver's thread: on a stream of their own they hold up no copy
+  DeviceArray<SegmentEntry> table_;
   std::shared_ptr<FencePool> fences_;
   std::function<void()> wake_;
   mutable std::mutex mutex_;
   std::string note_;
+  // Below all that what they run may touch: they go first, once it has run out.
+  Direction directions_[2];
+  OwnedStream signals_;  // the calls of the driver's thread: on a stream of their own they hold up no copy
 };
 
 }  // namespace kvtier::cuda

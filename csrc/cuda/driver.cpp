@@ -87,83 +87,120 @@ int numa_node(int domain, int bus, int device) {
   return std::max(node, -1);
 }
 
-class Driver final : public Runtime {
+void check(const api::Functions& call, api::Result result, const char* what) {
+  if (result != api::kSuccess) throw Error(std::string(what) + ": " + describe(call, result));
+}
+
+// The primary context of a device, and the code that was loaded into it; both go where what follows is refused.
+class Primary {
  public:
-  Driver(const api::Functions& call, int ordinal, int version, std::span<const std::byte> image) : call_(call) {
-    check(call_.device_get(&device_, ordinal), "cuDeviceGet");
-    check(call_.retain(&context_, device_), "cuDevicePrimaryCtxRetain");
-    try {
-      const Current current(*this);
-      read_facts(ordinal, version);
-      int least = 0, greatest = 0;
-      check(call_.stream_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
-      low_priority_ = least;
-      check(call_.module_load(&module_, image.data()), "cuModuleLoadData");
-      for (int k = 0; k < kKernels; ++k) {
-        check(call_.module_function(&functions_[k], module_, kernel_name(static_cast<Kernel>(k))),
-              "cuModuleGetFunction");
-      }
-    } catch (...) {
-      call_.release(device_);
-      throw;
-    }
+  Primary(const api::Functions& call, int ordinal) : call_(call) {
+    check(call_, call_.device_get(&device_, ordinal), "cuDeviceGet");
+    check(call_, call_.retain(&context_, device_), "cuDevicePrimaryCtxRetain");
   }
-  ~Driver() override {
-    call_.push(context_);
-    if (module_ != nullptr) call_.module_unload(module_);
+  ~Primary() {
+    if (module_ != nullptr) {
+      quietly([this] { call_.module_unload(module_); });
+    }
+    call_.release(device_);
+  }
+  Primary(const Primary&) = delete;
+  Primary& operator=(const Primary&) = delete;
+
+  // The calling thread may be the engine's, with a context of its own: it gets that back.
+  struct Current {
+    explicit Current(const Primary& primary) : call(primary.call_) {
+      check(call, call.push(primary.context_), "cuCtxPush");
+    }
+    ~Current() {
+      api::Context popped;
+      call.pop(&popped);
+    }
+    const api::Functions& call;
+  };
+  // A context that is broken refuses this: nothing is left to be done about it.
+  template <class F>
+  void quietly(F&& work) const noexcept {
+    if (call_.push(context_) != api::kSuccess) return;
+    work();
     api::Context popped;
     call_.pop(&popped);
-    call_.release(device_);
+  }
+  void load(const void* image) { check(call_, call_.module_load(&module_, image), "cuModuleLoadData"); }
+  api::Device device() const { return device_; }
+  api::Module module() const { return module_; }
+
+ private:
+  const api::Functions& call_;
+  api::Device device_ = 0;
+  api::Context context_ = nullptr;
+  api::Module module_ = nullptr;
+};
+
+class Driver final : public Runtime {
+ public:
+  Driver(const api::Functions& call, int ordinal, int version, std::span<const std::byte> image)
+      : call_(call), primary_(call, ordinal) {
+    const Current current(primary_);
+    read_facts(ordinal, version);
+    int least = 0, greatest = 0;
+    check(call_.stream_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
+    low_priority_ = least;
+    primary_.load(image.data());
+    for (int k = 0; k < kKernels; ++k) {
+      check(call_.module_function(&functions_[k], primary_.module(), kernel_name(static_cast<Kernel>(k))),
+            "cuModuleGetFunction");
+    }
   }
 
   const DeviceFacts& facts() const override { return facts_; }
 
   Stream make_stream() override {
-    const Current current(*this);
+    const Current current(primary_);
     Stream stream = nullptr;
     check(call_.stream_create(&stream, api::kStreamNonBlocking, low_priority_), "cuStreamCreateWithPriority");
     return stream;
   }
   void free_stream(Stream stream) noexcept override {
-    release([&] { call_.stream_destroy(stream); });
+    primary_.quietly([&] { call_.stream_destroy(stream); });
   }
   Event make_event() override {
-    const Current current(*this);
+    const Current current(primary_);
     Event event = nullptr;
     check(call_.event_create(&event, api::kEventDisableTiming), "cuEventCreate");
     return event;
   }
   void free_event(Event event) noexcept override {
-    release([&] { call_.event_destroy(event); });
+    primary_.quietly([&] { call_.event_destroy(event); });
   }
   void record(Event event, Stream stream) override {
-    const Current current(*this);
+    const Current current(primary_);
     check(call_.event_record(event, stream), "cuEventRecord");
   }
   void wait(Stream stream, Event event) override {
-    const Current current(*this);
+    const Current current(primary_);
     check(call_.stream_wait(stream, event, 0), "cuStreamWaitEvent");
   }
   bool done(Event event) override {
-    const Current current(*this);
+    const Current current(primary_);
     const api::Result result = call_.event_query(event);
     if (result == api::kNotReady) return false;
     check(result, "cuEventQuery");
     return true;
   }
   bool captures(Stream stream) override {
-    const Current current(*this);
+    const Current current(primary_);
     int status = 0;
     check(call_.stream_capturing(stream, &status), "cuStreamIsCapturing");
     return status != 0;
   }
 
   void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
-    const Current current(*this);
+    const Current current(primary_);
     check(call_.copy(pointer(to), pointer(from), bytes, stream), "cuMemcpyAsync");
   }
   void copy_list(const CopyList& list, Stream stream) override {
-    const Current current(*this);
+    const Current current(primary_);
     api::CopyAttributes attributes{};
     attributes.source_order = api::kSourceInStreamOrder;
     attributes.flags = api::kPreferOverlapWithCompute;
@@ -179,52 +216,53 @@ class Driver final : public Runtime {
     check(result, "cuMemcpyBatchAsync");
   }
   void launch(Kernel kernel, const PageLaunch& launch, unsigned blocks, Stream stream) override {
-    const Current current(*this);
+    const Current current(primary_);
     void* arguments[] = {const_cast<PageLaunch*>(&launch)};  // copied before the call returns
     check(
         call_.launch(functions_[static_cast<int>(kernel)], blocks, 1, 1, kThreads, 1, 1, 0, stream, arguments, nullptr),
         "cuLaunchKernel");
   }
   void call(Stream stream, void (*function)(void*), void* context) override {
-    const Current current(*this);
+    const Current current(primary_);
     check(call_.launch_host(stream, function, context), "cuLaunchHostFunc");
   }
   void finish(Stream stream) override {
-    const Current current(*this);
+    const Current current(primary_);
     check(call_.stream_finish(stream), "cuStreamSynchronize");
   }
 
   void* device_memory(std::size_t bytes) override {
-    const Current current(*this);
+    const Current current(primary_);
     api::Pointer memory = 0;
     check(call_.device_alloc(&memory, bytes), "cuMemAlloc");
     return reinterpret_cast<void*>(memory);
   }
   void free_device(void* memory) noexcept override {
-    release([&] { call_.device_free(pointer(memory)); });
+    primary_.quietly([&] { call_.device_free(pointer(memory)); });
   }
   void* pinned_memory(std::size_t bytes) override {
-    const Current current(*this);
+    const Current current(primary_);
     void* memory = nullptr;
     check(call_.host_alloc(&memory, bytes, api::kHostPortable | api::kHostDeviceMap), "cuMemHostAlloc");
     return memory;
   }
   void free_pinned(void* memory) noexcept override {
-    release([&] { call_.host_free(memory); });
+    primary_.quietly([&] { call_.host_free(memory); });
   }
   void pin(void* memory, std::size_t bytes) override {
-    const Current current(*this);
+    const Current current(primary_);
     int same_address = 0;
-    check(call_.device_attribute(&same_address, api::kHostPointerForRegistered, device_), "cuDeviceGetAttribute");
+    check(call_.device_attribute(&same_address, api::kHostPointerForRegistered, primary_.device()),
+          "cuDeviceGetAttribute");
     if (same_address == 0) throw Error("this device cannot use registered host memory at its own address");
     check(call_.host_register(memory, bytes, api::kHostPortable | api::kHostDeviceMap), "cuMemHostRegister");
   }
   void unpin(void* memory) noexcept override {
-    release([&] { call_.host_unregister(memory); });
+    primary_.quietly([&] { call_.host_unregister(memory); });
   }
 
   bool owns(const void* memory, std::string* why) override {
-    const Current current(*this);
+    const Current current(primary_);
     unsigned type = 0;
     int ordinal = -1;
     if (call_.pointer_attribute(&type, api::kPointerMemoryType, pointer(memory)) != api::kSuccess) {
@@ -241,35 +279,18 @@ class Driver final : public Runtime {
   }
 
  private:
-  // The calling thread may be the engine's, with a context of its own: it gets that back.
-  struct Current {
-    explicit Current(Driver& driver) : driver(driver) { driver.check(driver.call_.push(driver.context_), "cuCtxPush"); }
-    ~Current() {
-      api::Context popped;
-      driver.call_.pop(&popped);
-    }
-    Driver& driver;
-  };
+  using Current = Primary::Current;
 
   static api::Pointer pointer(const void* memory) { return reinterpret_cast<api::Pointer>(memory); }
-  void check(api::Result result, const char* what) const {
-    if (result != api::kSuccess) throw Error(std::string(what) + ": " + describe(call_, result));
-  }
-  template <class F>
-  void release(F&& free) noexcept {
-    if (call_.push(context_) != api::kSuccess) return;
-    free();  // a context that is broken refuses even this: nothing is left to be done about it
-    api::Context popped;
-    call_.pop(&popped);
-  }
+  void check(api::Result result, const char* what) const { cuda::check(call_, result, what); }
   int attribute(int which) const {
     int value = 0;
-    check(call_.device_attribute(&value, which, device_), "cuDeviceGetAttribute");
+    check(call_.device_attribute(&value, which, primary_.device()), "cuDeviceGetAttribute");
     return value;
   }
   void read_facts(int ordinal, int version) {
     char name[256] = {};
-    check(call_.device_name(name, sizeof name - 1, device_), "cuDeviceGetName");
+    check(call_.device_name(name, sizeof name - 1, primary_.device()), "cuDeviceGetName");
     facts_.name = name;
     facts_.ordinal = ordinal;
     facts_.driver = version;
@@ -281,9 +302,7 @@ class Driver final : public Runtime {
   }
 
   const api::Functions& call_;
-  api::Device device_ = 0;
-  api::Context context_ = nullptr;
-  api::Module module_ = nullptr;
+  Primary primary_;
   api::Function functions_[kKernels] = {};
   int low_priority_ = 0;
   DeviceFacts facts_;
@@ -310,8 +329,13 @@ std::pair<int, int> capability(int ordinal) {
 
 std::shared_ptr<Runtime> open_device(int ordinal, std::span<const std::byte> image) {
   const Library& found = usable(ordinal);
+  return open_device(found.call, found.version, ordinal, image);
+}
+
+std::shared_ptr<Runtime> open_device(const api::Functions& call, int version, int ordinal,
+                                     std::span<const std::byte> image) {
   if (image.empty()) throw Error("no machine code of the page kernels was given");
-  return std::make_shared<Driver>(found.call, ordinal, found.version, image);
+  return std::make_shared<Driver>(call, ordinal, version, image);
 }
 
 }  // namespace kvtier::cuda

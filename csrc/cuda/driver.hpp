@@ -24,4 +24,11 @@ std::pair<int, int> capability(int ordinal);
 // binary, a cubin or PTX). Throws Error.
 std::shared_ptr<Runtime> open_device(int ordinal, std::span<const std::byte> image);
 
+namespace api {
+struct Functions;
+}
+// The same with the functions of another library than the one that is found, which outlive the device.
+std::shared_ptr<Runtime> open_device(const api::Functions& call, int version, int ordinal,
+                                     std::span<const std::byte> image);
+
 }  // namespace kvtier::cuda

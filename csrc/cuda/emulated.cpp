@@ -74,8 +74,18 @@ Emulated::~Emulated() {
 
 Emulated::Queue& Emulated::queue_of(Stream stream) {
   const auto found = queues_.find(stream);
-  if (found == queues_.end()) throw Error("CUDA_ERROR_INVALID_HANDLE: no such stream");
+  if (found == queues_.end() || found->second->freed) throw Error("CUDA_ERROR_INVALID_HANDLE: no such stream");
   return *found->second;
+}
+
+// Every call that the driver may refuse, or let wait, begins here.
+std::unique_lock<std::mutex> Emulated::entered() {
+  std::unique_lock lock(mutex_);
+  ++stalled_;
+  changed_.wait(lock, [&] { return !stalls_; });
+  --stalled_;
+  if (++calls_ == faults_.refuse_call) throw Error("CUDA_ERROR_UNKNOWN: refused on purpose");
+  return lock;
 }
 
 void Emulated::push(Stream stream, Work work) {
@@ -92,6 +102,7 @@ void Emulated::run() {
     changed_.wait(lock, [&] { return stop_ || (queue = choose()) != nullptr; });
     if (stop_) return;
     perform(*queue, lock);
+    std::erase_if(queues_, [](const auto& each) { return each.second->has_run_out(); });
     changed_.notify_all();
   }
 }
@@ -143,24 +154,24 @@ void Emulated::note(const std::string& name, std::size_t agent, const VectorCloc
 // ---- the runtime -------------------------------------------------------------------------------------------------
 
 Stream Emulated::make_stream() {
-  const std::lock_guard lock(mutex_);
+  const auto lock = entered();
   const auto stream = reinterpret_cast<Stream>(next_name_++);
   queues_[stream] = std::make_unique<Queue>();
   queues_[stream]->agent = agents_++;
   return stream;
 }
 
+// As the driver: at once, and what is queued there runs nevertheless.
 void Emulated::free_stream(Stream stream) noexcept {
-  std::unique_lock lock(mutex_);
+  const std::lock_guard lock(mutex_);
   const auto found = queues_.find(stream);
   if (found == queues_.end()) return;
-  changed_.wait(lock,
-                [&] { return found->second->work.empty() && !found->second->busy; });  // as the driver: it runs out
-  queues_.erase(found);
+  found->second->freed = true;
+  if (found->second->has_run_out()) queues_.erase(found);
 }
 
 Event Emulated::make_event() {
-  const std::lock_guard lock(mutex_);
+  const auto lock = entered();
   const auto event = reinterpret_cast<Event>(next_name_++);
   events_[event] = nullptr;
   return event;
@@ -172,7 +183,7 @@ void Emulated::free_event(Event event) noexcept {
 }
 
 void Emulated::record(Event event, Stream stream) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = entered();
   auto mark = std::make_shared<Mark>();
   events_.at(event) = mark;
   Work work;
@@ -182,7 +193,7 @@ void Emulated::record(Event event, Stream stream) {
 }
 
 void Emulated::wait(Stream stream, Event event) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = entered();
   if (++waits_ == faults_.skip_wait) return;
   const std::shared_ptr<Mark> mark = events_.at(event);
   if (mark == nullptr) return;  // never recorded: nothing to wait for, as the driver has it
@@ -193,7 +204,7 @@ void Emulated::wait(Stream stream, Event event) {
 }
 
 bool Emulated::done(Event event) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = entered();
   const std::shared_ptr<Mark> mark = events_.at(event);
   if (mark == nullptr) return true;
   if (!mark->passed) return ++looks_ == faults_.early_done;
@@ -202,7 +213,7 @@ bool Emulated::done(Event event) {
 }
 
 bool Emulated::captures(Stream stream) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = entered();
   return queue_of(stream).captured;
 }
 
@@ -216,7 +227,7 @@ void Emulated::count_order() {
 }
 
 void Emulated::copy(void* to, const void* from, std::size_t bytes, Stream stream) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = entered();
   count_order();
   Work work;
   work.name = "a copy";
@@ -227,7 +238,7 @@ void Emulated::copy(void* to, const void* from, std::size_t bytes, Stream stream
 
 // The list is read when the copies run, which is later than the driver does it: a list that is changed too early shows.
 void Emulated::copy_list(const CopyList& list, Stream stream) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = entered();
   count_order();
   Work work;
   work.name = "a list of copies";
@@ -248,7 +259,7 @@ void Emulated::copy_list(const CopyList& list, Stream stream) {
 }
 
 void Emulated::launch(Kernel kernel, const PageLaunch& launch, unsigned blocks, Stream stream) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = entered();
   count_order();
   Work work;
   work.name = kernel_name(kernel);
@@ -258,7 +269,7 @@ void Emulated::launch(Kernel kernel, const PageLaunch& launch, unsigned blocks, 
 }
 
 void Emulated::call(Stream stream, void (*function)(void*), void* context) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = entered();
   Work work;
   work.name = "a call";
   work.run = [=] { function(context); };
@@ -267,14 +278,14 @@ void Emulated::call(Stream stream, void (*function)(void*), void* context) {
 }
 
 void Emulated::finish(Stream stream) {
-  std::unique_lock lock(mutex_);
+  auto lock = entered();
   Queue& queue = queue_of(stream);
   changed_.wait(lock, [&] { return queue.work.empty() && !queue.busy; });
   join(host_, queue.clock);
 }
 
 void* Emulated::device_memory(std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = entered();
   const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
   void* memory = std::aligned_alloc(4096, rounded);
   if (memory == nullptr) throw Error("CUDA_ERROR_OUT_OF_MEMORY");
@@ -293,7 +304,7 @@ void Emulated::free_device(void* memory) noexcept {
 }
 
 void Emulated::pin(void* memory, std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = entered();
   ++pin_calls_;
   if (faults_.refuse_pin != 0 && pin_calls_ >= faults_.refuse_pin) throw Error("CUDA_ERROR_OUT_OF_MEMORY: on purpose");
   pins_[memory] = bytes;
@@ -302,6 +313,11 @@ void Emulated::pin(void* memory, std::size_t bytes) {
 void Emulated::unpin(void* memory) noexcept {
   const std::lock_guard lock(mutex_);
   pins_.erase(memory);
+}
+
+bool Emulated::owns(const void*, std::string*) {
+  const auto lock = entered();
+  return true;
 }
 
 // ---- the engine's side, the test's side ---------------------------------------------------------------------------
@@ -327,11 +343,30 @@ void Emulated::hold(Stream stream, bool held) {
   changed_.notify_all();
 }
 
+void Emulated::stall(bool on) {
+  const std::lock_guard lock(mutex_);
+  stalls_ = on;
+  changed_.notify_all();
+}
+
+unsigned Emulated::stalled() const {
+  const std::lock_guard lock(mutex_);
+  return stalled_;
+}
+
+void Emulated::run_out() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] {
+    return std::all_of(queues_.begin(), queues_.end(),
+                       [](const auto& each) { return each.second->work.empty() && !each.second->busy; });
+  });
+}
+
 std::vector<Stream> Emulated::streams() const {
   const std::lock_guard lock(mutex_);
   std::vector<Stream> found;
   for (const auto& [stream, queue] : queues_) {
-    if (stream != nullptr) found.push_back(stream);
+    if (stream != nullptr && !queue->freed) found.push_back(stream);
   }
   return found;  // names rise
 }
@@ -348,6 +383,10 @@ std::uint64_t Emulated::looks() const {
   const std::lock_guard lock(mutex_);
   return looks_;
 }
+std::uint64_t Emulated::calls() const {
+  const std::lock_guard lock(mutex_);
+  return calls_;
+}
 std::uint64_t Emulated::orders() const {
   const std::lock_guard lock(mutex_);
   return orders_;
@@ -359,8 +398,10 @@ std::size_t Emulated::pinned_bytes() const {
   return sum;
 }
 std::size_t Emulated::allocated() const {
-  const std::lock_guard lock(mutex_);
-  return memory_.size() + queues_.size() - 1 + events_.size();
+  return streams().size() + [this] {
+    const std::lock_guard lock(mutex_);
+    return memory_.size() + events_.size();
+  }();
 }
 
 }  // namespace kvtier::cuda

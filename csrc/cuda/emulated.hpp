@@ -30,10 +30,11 @@ struct MemoryUse {
 };
 // What goes wrong on purpose; counted from 1, 0 is never.
 struct EmulatedFaults {
-  std::uint64_t skip_wait = 0;   // this wait of a stream for an event does not happen
-  std::uint64_t early_done = 0;  // this look at an event finds it passed when it is not
-  std::uint64_t refuse = 0;      // this copy, list or launch is refused
-  std::uint64_t refuse_pin = 0;  // this and all later pins are
+  std::uint64_t skip_wait = 0;    // this wait of a stream for an event does not happen
+  std::uint64_t early_done = 0;   // this look at an event finds it passed when it is not
+  std::uint64_t refuse = 0;       // this copy, list or launch is refused
+  std::uint64_t refuse_pin = 0;   // this and all later pins are
+  std::uint64_t refuse_call = 0;  // this of all calls that can be refused is
 };
 
 class Emulated final : public Runtime {
@@ -65,7 +66,7 @@ class Emulated final : public Runtime {
   void free_pinned(void* memory) noexcept override { free_device(memory); }
   void pin(void* memory, std::size_t bytes) override;
   void unpin(void* memory) noexcept override;
-  bool owns(const void*, std::string*) override { return true; }
+  bool owns(const void* memory, std::string* why) override;
   void host_uses(const void* memory, std::size_t bytes, bool writes) override;
 
   // The engine's side: a step that uses memory as told, and does `work` when it runs.
@@ -73,12 +74,17 @@ class Emulated final : public Runtime {
   // Nothing of a held stream runs until it is let go.
   void hold(Stream stream, bool held = true);
   void capture(Stream stream, bool on);
+  // No call returns until it is let go, but those that free.
+  void stall(bool on = true);
+  unsigned stalled() const;             // calls that wait for that
+  void run_out();                       // until nothing is queued anywhere, also on streams that were freed
   std::vector<Stream> streams() const;  // that were made and not freed, oldest first
 
   std::vector<std::string> races() const;
   std::uint64_t waits() const;   // of streams for events
   std::uint64_t looks() const;   // at events that had not passed
   std::uint64_t orders() const;  // copies, lists and launches
+  std::uint64_t calls() const;   // that can be refused
   std::size_t pinned_bytes() const;
   std::size_t allocated() const;  // pieces of memory, streams and events that were not freed
 
@@ -100,7 +106,8 @@ class Emulated final : public Runtime {
     std::deque<Work> work;
     VectorClock clock;
     std::size_t agent = 0;
-    bool held = false, busy = false, captured = false;
+    bool held = false, busy = false, captured = false, freed = false;
+    bool has_run_out() const { return freed && work.empty() && !busy; }
   };
   struct Access {
     std::uintptr_t first, end;
@@ -115,6 +122,7 @@ class Emulated final : public Runtime {
   Queue* choose();
   void perform(Queue& queue, std::unique_lock<std::mutex>& lock);
   void note(const std::string& name, std::size_t agent, const VectorClock& clock, const Use& use);
+  std::unique_lock<std::mutex> entered();
   void count_order();
   Queue& queue_of(Stream stream);
 
@@ -132,8 +140,9 @@ class Emulated final : public Runtime {
   std::uintptr_t next_name_ = 0x1000;
   std::vector<Access> accesses_;
   std::vector<std::string> races_;
-  std::uint64_t waits_ = 0, looks_ = 0, orders_ = 0, pin_calls_ = 0;
-  bool stop_ = false;
+  std::uint64_t waits_ = 0, looks_ = 0, orders_ = 0, pin_calls_ = 0, calls_ = 0;
+  unsigned stalled_ = 0;
+  bool stop_ = false, stalls_ = false;
   std::thread thread_;
 };
 

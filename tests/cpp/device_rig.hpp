@@ -41,6 +41,7 @@ struct DeviceRig {
   ~DeviceRig() {
     mover.reset();
     pinned.reset();
+    runtime->run_out();
     runtime->free_stream(engine);
     CHECK(runtime->allocated() == 0);
     CHECK(runtime->pinned_bytes() == 0);

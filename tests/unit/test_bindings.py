@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 
 import numpy as np
@@ -86,6 +87,87 @@ going.join()
 print("others ran")
 """,
         tmp_path,
+    )
+    assert done.stdout == "others ran\n", done.stderr
+
+
+@pytest.mark.parametrize("call", ["CudaDevice.open(0)", "cuda_status()", "cuda_capability(0)"])
+def test_whoever_waits_for_the_driver_to_start_lets_others_run(
+    call: str, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's library is a pipe here: who opens it waits for somebody to write."""
+    os.mkfifo(tmp_path / "libcuda.so.1")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    done = in_child(
+        WATCHED
+        + f"""
+def ask():
+    try:
+        _core.{call}
+    except _core.CudaError:
+        pass
+
+asking = threading.Thread(target=ask)
+asking.start()
+while True:
+    try:
+        os.close(os.open(sys.argv[1] + "/libcuda.so.1", os.O_WRONLY | os.O_NONBLOCK))
+        break
+    except OSError:
+        time.sleep(0.001)
+asking.join()
+print("others ran")
+""",
+        tmp_path,
+    )
+    assert done.stdout == "others ran\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["device.make_stream()", "device.owns(1)", "_core.Mover(pool, arena, None, cuda=copies)",
+     "_core.measure_path(copies, pool, arena, True, slots, slots, 1)", "device.read_page(pool, 0, page)"],
+)  # fmt: skip
+def test_whoever_waits_for_a_device_lets_others_run(call: str) -> None:
+    done = in_child(
+        WATCHED
+        + f"""
+device = _core.CudaDevice.emulated()
+memory, page, slots = np.zeros(8192, np.uint8), np.zeros(4096, np.uint8), np.zeros(1, np.uint32)
+pool, arena = _core.DevicePool([(memory.ctypes.data, 4096, 4096)], 2, memory), _core.HostArena(2, 4096)
+pinned = _core.PinnedArena(device, arena)
+pinned.wait()
+copies = _core.CudaCopies(device, pinned)
+device.stall()
+asking = threading.Thread(target=lambda: {call})
+asking.start()
+while not device.stalled:
+    time.sleep(0.001)
+device.stall(False)
+asking.join()
+print("others ran")
+"""
+    )
+    assert done.stdout == "others ran\n", done.stderr
+
+
+def test_an_arena_that_goes_while_it_is_pinned_lets_others_run() -> None:
+    done = in_child(
+        WATCHED
+        + """
+device, arena = _core.CudaDevice.emulated(), _core.HostArena(2, 4096)
+device.stall()
+pinned = [_core.PinnedArena(device, arena)]
+while not device.stalled:
+    time.sleep(0.001)
+going = threading.Thread(target=pinned.clear)
+going.start()
+going.join(0.2)
+assert going.is_alive()
+device.stall(False)
+going.join()
+print("others ran")
+"""
     )
     assert done.stdout == "others ran\n", done.stderr
 
