@@ -575,6 +575,25 @@ def test_the_first_word_on_a_page_counts() -> None:
     assert hit(catalog, 1, 2) == 2
 
 
+@pytest.mark.parametrize("again", [PageStatus.OK, PageStatus.OVERDUE, PageStatus.CORRUPT])
+def test_the_second_word_on_a_page_changes_nothing(again: PageStatus) -> None:
+    """Its transfer is open as long as another page fills, no source is let go twice, and what has come stays."""
+    catalog = make(device=2, host=2)
+    nodes = store(catalog, 1, 1, 2)
+    r = catalog.reserve([Tier.HOST, Tier.DEVICE], nodes)
+    for word in (PageStatus.OK, again, again):
+        assert catalog.settle(r.ticket, np.array([[word, PENDING]], np.uint8)), "the second word on a page counted"
+        assert catalog.stats()["transfers"] == 1, "the second word on a page counted"
+        pinned, usage = catalog.usage(Tier.HOST).pinned, catalog.usage(Tier.DEVICE)
+        assert (pinned, usage.filling, usage.ready) == (1, 1, 1)
+        catalog.check()
+    assert catalog.settle(r.ticket, np.array([[again, OK]], np.uint8))
+    assert catalog.stats()["transfers"] == 0
+    assert catalog.usage(Tier.HOST).pinned == 0
+    assert hit(catalog, 1, 2) == 2
+    catalog.check()
+
+
 def test_a_reservation_stops_at_the_first_node_that_cannot_move() -> None:
     catalog = make(host=8, disk=8)
     nodes = store(catalog, 1, 1, 2, 3)
