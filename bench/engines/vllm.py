@@ -34,9 +34,9 @@ if __name__ == "__main__":
 sys.path.insert(0, str(Path(__file__).resolve().parent / "vllm_arms"))
 
 import narrow
-from arms import NOT_STARTED, Arm, all_of, bounds, by_turns, compare, difference, words
+from arms import NOT_STARTED, Arm, all_of, bounds, by_turns, compare, difference, kvtier, words
 from lmcache_arm import lmcache
-from record import Record, common_options
+from record import Record, common_options, ended
 
 from kvtier.lab.measure import percentiles
 
@@ -60,13 +60,8 @@ ARMS = {
 
 def arms(chosen: set[str], gpu: bool, host: int, folder: Path, block: int, model: str | None) -> list[Arm]:
     """Who runs here. Those that cannot are in the list too, with the reason."""
-    ours = {
-        "kv_connector": "KVTierConnector",
-        "kv_connector_module_path": "kvtier.connectors.vllm",
-        "kv_role": "kv_both",
-    }
-    mine = {"host.size": host} | ({"weights_revision": narrow.REVISION} if model == "narrow" else {})
-    disk = mine | {"disk.path": f"{folder}/kvtier", "disk.size": 2 * host}
+    ours = {"host.size": host}
+    disk = ours | {"disk.path": f"{folder}/kvtier", "disk.size": 2 * host}
     theirs = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     native = {"cpu_bytes_to_use": host}
     tiers = native | {
@@ -78,8 +73,8 @@ def arms(chosen: set[str], gpu: bool, host: int, folder: Path, block: int, model
         tiers |= {"spec_name": "MemcpyTieringSpec", "spec_module_path": "memcpy_spec"}
     found = [
         Arm("none", None),
-        Arm("kvtier-host", ours | {"kv_connector_extra_config": mine}),
-        Arm("kvtier-disk", ours | {"kv_connector_extra_config": disk}, restarts=True),
+        Arm("kvtier-host", kvtier(ours, model)),
+        Arm("kvtier-disk", kvtier(disk, model), restarts=True),
         Arm("vllm-offloading", theirs | {"kv_connector_extra_config": native}),
         Arm("vllm-fs", theirs | {"kv_connector_extra_config": tiers}, restarts=True),
     ]
@@ -290,7 +285,7 @@ def table(result: dict[str, Any]) -> str:
             f"({low:.3f}–{high:.3f}), n {aim['n']}; at most {aim['at_most']:g}"
         )
     lines += [f"{name}: {about}" for name, about in result["arms"].items()]
-    lines.append(f"Ended {result['ended']} after {result['seconds']} s; load {result['load'][0]}, {result['load'][1]}.")
+    lines.append(ended(result))
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
-"""`bench/engines/vllm.py` without vLLM: what is said of an arm that did not work, and what one leaves behind."""
+"""`bench/engines` without vLLM: what is said of an arm that did not work, what one leaves behind."""
 
+import argparse
 import importlib.util
 import shlex
 import subprocess
@@ -9,21 +10,25 @@ from types import ModuleType
 
 import pytest
 
-FILE = Path(__file__).parents[2] / "bench/engines/vllm.py"
+FOLDER = Path(__file__).parents[2] / "bench/engines"
 
 
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    """The benchmark; its file has vLLM's name, and what it puts on the path is for itself."""
+def load(name: str) -> ModuleType:
+    """A benchmark; one has vLLM's name, and what they put on the path is for themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", sys.path.copy())
-        spec = importlib.util.spec_from_file_location("bench_engines_vllm", FILE)
+        spec = importlib.util.spec_from_file_location(f"bench_engines_{name}", FOLDER / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         patch.setitem(sys.modules, spec.name, module)
         spec.loader.exec_module(module)
         return module
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    return load("vllm")
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,22 @@ def test_lmcache_has_what_the_other_arms_have(bench, monkeypatch: pytest.MonkeyP
     assert words[words.index("--chunk-size") + 1] == "64"
     assert words[words.index("--http-port") + 1] != str(extra["lmcache.mp.port"])
     assert arm.leaves.name == words[words.index("--shm-name") + 1]
+
+
+@pytest.mark.parametrize("name", ["vllm_queue", "vllm_slow_disk"])
+def test_engines_over_a_throttled_disk_are_alike_but_for_what_they_are_told(name: str, tmp_path: Path) -> None:
+    module = load(name)
+    (kind,) = (each for each in vars(module).values() if isinstance(each, type) and issubclass(each, module.AtSpeeds)
+               and each is not module.AtSpeeds)  # fmt: skip
+    options = {"tokens": 100, "answer": 8, "waiting": 2, "documents": 4, "dtype": "float32", "model": "narrow"}
+    run = kind(argparse.Namespace(**options))
+    none, *others = run._arms(tmp_path, tmp_path / "speed.json")
+    assert none.connector is None
+    extra = [arm.connector["kv_connector_extra_config"] for arm in others]
+    assert len({each["host.size"] for each in extra}) == len({each["disk.size"] for each in extra}) == 1
+    assert len({each["disk.path"] for each in extra}) == len(others) == 2
+    assert all(each["weights_revision"] for each in extra)
+    assert {arm.connector["kv_connector"] for arm in others} == {"BadDisk"}
 
 
 def _engine(code: str) -> subprocess.Popen[str]:

@@ -16,15 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import narrow
 import numpy as np
 
-__all__ = ["NOT_STARTED", "Arm", "all_of", "bounds", "by_turns", "compare", "difference", "throttle", "words"]
+__all__ = [
+    *("BLOCK", "NOT_STARTED", "Arm", "all_of", "bounds", "by_turns", "compare", "difference", "kvtier", "plan"),
+    *("throttle", "words"),
+]
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 PATIENCE = 600.0  # seconds for an answer, after which an engine counts as dead
 FAREWELL = 60.0  # seconds for an engine to end by itself
 NOT_STARTED = "not started"
+BLOCK = 64  # tokens, of engines without a GPU
 
 
 @dataclass
@@ -127,6 +132,29 @@ def _reason(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if "Error" in line]
     lines = [line for line in lines if "root cause" not in line] or lines
     return lines[-1][-300:] if lines else f"see {log}"
+
+
+def plan(dtype: str, longest: int, at_once: int = 1) -> dict[str, Any]:
+    """What an engine without a GPU is told, so that it has room for ``at_once`` requests of so many tokens."""
+    blocks = -(-longest // BLOCK)
+    return {
+        "dtype": dtype, "block_size": BLOCK, "num_gpu_blocks_override": at_once * blocks + 2,
+        "max_model_len": (blocks + 1) * BLOCK, "max_num_seqs": at_once, "enforce_eager": True,
+    }  # fmt: skip
+
+
+def kvtier(
+    extra: dict[str, Any],
+    model: str | None,
+    connector: str = "KVTierConnector",
+    module: str = "kvtier.connectors.vllm",
+) -> dict[str, Any]:
+    """kvtier as an arm's connector, configured by ``extra``."""
+    revision = {"weights_revision": narrow.REVISION} if model == "narrow" else {}
+    return {
+        "kv_connector": connector, "kv_connector_module_path": module, "kv_role": "kv_both",
+        "kv_connector_extra_config": extra | revision,
+    }  # fmt: skip
 
 
 def words(seed: str, count: int) -> list[int]:

@@ -19,7 +19,7 @@ from kvtier.lab.machine import describe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Record", "Stopped", "common_options"]
+__all__ = ["Record", "Stopped", "common_options", "ended"]
 
 
 class Stopped(KeyboardInterrupt):
@@ -27,7 +27,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def common_options(parser: argparse.ArgumentParser, out: str) -> None:
-    """What both benchmarks may be told."""
+    """What each of the benchmarks may be told."""
     parser.add_argument(
         "--model",
         help="a folder, a name, or 'narrow': SmolLM2's KV and a tenth of its computation; default: SmolLM2-135M from "
@@ -93,6 +93,11 @@ class Record:
                 signal.signal(number, handler)
             result = self.keep(ended)
         return result
+
+
+def ended(result: dict[str, Any]) -> str:
+    """How a run ended, for people."""
+    return f"Ended {result['ended']} after {result['seconds']} s; load {result['load'][0]}, {result['load'][1]}."
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
