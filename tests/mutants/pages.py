@@ -140,7 +140,7 @@ PLANTED = (
     _salt("requests", "kvtier/manager.py", "space = self._lookup.space(salt, adapter)\n        if known", _FOREIGN),
     _salt("announcements", "kvtier/manager.py", "_lookup.reading(self._lookup.space(salt, adapter),", _MISSED, KEYS),
     _salt("hints", "kvtier/manager.py", "_prefetcher.fetch(self._lookup.space(salt, adapter),", _MISSED, KEYS),
-    _salt("locate", "kvtier/manager.py", "_lookup.locate(self._lookup.space(salt, adapter),", "than was computed"),
+    _salt("locate", "kvtier/manager.py", "_lookup.locate(self._lookup.space(salt, adapter),", _MISSED, KEYS),
     _salt("evict", "kvtier/manager.py", "_lookup.evict(tier, self._lookup.space(salt, adapter),", "another namespace"),
     _salt("invalidate", "kvtier/manager.py", "_invalidate(self._lookup.space(salt, adapter))", _MISSED, KEYS),
     _salt("an engine's own hashes", "kvtier/offload.py", "space = self._lookup.space(salt, adapter)", _MISSED, MATCH),
