@@ -30,11 +30,10 @@ __all__ = [
     "Choice",
     "History",
     "Outcome",
+    "Watch",
     "Weighed",
     "choose",
-    "first_review",
     "is_synchronous",
-    "next_review",
     "split",
     "weigh",
 ]
@@ -184,19 +183,6 @@ def is_synchronous(tiers: npt.NDArray[np.uint8], load_s: float | None, others: i
     return load_s <= _LONGEST and others * load_s <= _DETOUR
 
 
-def first_review(choice: Choice, now: float) -> float:
-    """When a load that begins ``now`` is weighed again, if it has not ended; inf: never, since nothing is known of the
-    other way."""
-    if choice.all_computed_s is None:
-        return inf
-    return now + (choice.all_computed_s if choice.load_s is None else _OVERRUN * choice.load_s + _SLACK)
-
-
-def next_review(elapsed: float, now: float) -> float:
-    """The same for a load that has taken ``elapsed`` seconds and was weighed ``now``."""
-    return now + (_OVERRUN - 1) * elapsed + _SLACK
-
-
 class Weighed(NamedTuple):
     """A load that is overdue: what waiting for what is missing would take, and what computing it. Seconds."""
 
@@ -209,22 +195,73 @@ class Weighed(NamedTuple):
 
 
 def weigh(
-    model: CostModel, elapsed: float, last: float, come: int, orders: int, arrived: int, end: int, block: int
+    model: CostModel,
+    elapsed: float,
+    last: float,
+    come: int,
+    orders: int,
+    arrived: int,
+    end: int,
+    block: int,
+    left: int | None = None,
 ) -> Weighed:
     """After ``elapsed`` seconds ``come`` blocks have come, the last of them after ``last`` seconds, and the first
-    ``arrived`` of the ``end`` are there; the others come in so many ``orders``, of which nothing is heard before each
-    has ended.
+    ``arrived`` of the ``end`` are there; ``left`` of the others, all if not given, come in so many ``orders``, of which
+    nothing is heard before each has ended.
 
     What is left takes as long by the page as what has come did, or as long as the next order has taken by now if that
     is longer already. Where nothing has come, it takes as long again.
     """
     missing = end - arrived
+    left = missing if left is None else left
     compute = model.recompute(missing * block, arrived * block)
-    if not come or not missing:
-        return Weighed(elapsed if missing else 0.0, compute)
+    if not come or not left:
+        return Weighed(elapsed if left else 0.0, compute)
     since = elapsed - last
-    pace = max(last / come, since * max(orders, 1) / missing)
-    return Weighed(max(0.0, missing * pace - since), compute)
+    pace = max(last / come, since * max(orders, 1) / left)
+    return Weighed(max(0.0, left * pace - since), compute)
+
+
+@dataclass(slots=True)
+class Watch:
+    """Of what a request waits for, its own load or what others bring: when it is weighed against computing.
+
+    That is first done when it takes a quarter longer than predicted; where its time could not be predicted, when
+    computing all of it would have ended. Where nothing is known of computing it never is.
+    """
+
+    since: float = 0.0
+    came: float = 0.0
+    """When something of it came last."""
+    review: float = inf
+    """When it is to be weighed next."""
+
+    def begin(self, now: float, choice: Choice | None) -> None:
+        """It is waited for from ``now`` on, because of ``choice``; None: it was not for the time that it takes."""
+        self.since, self.came, self.review = now, now, inf
+        if choice is not None and choice.all_computed_s is not None:
+            self.review = now + (choice.all_computed_s if choice.load_s is None else _OVERRUN * choice.load_s + _SLACK)
+
+    def overtaken(
+        self,
+        model: CostModel,
+        now: float,
+        come: int,
+        orders: int,
+        arrived: int,
+        end: int,
+        block: int,
+        left: int | None = None,
+    ) -> Weighed | None:
+        """What was weighed, see :func:`weigh`, where computing wins; None: it does not by now, and ``review`` says when
+        to look again."""
+        elapsed = now - self.since
+        weighed = weigh(model, elapsed, self.came - self.since, come, orders, arrived, end, block, left)
+        if weighed.computing_wins:
+            self.review = inf
+            return weighed
+        self.review = now + (_OVERRUN - 1) * elapsed + _SLACK
+        return None
 
 
 def _load(model: CostModel, runs: list[_Run], first: int, end: int, now: float) -> float | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from kvtier.choice import Watch
+
 if TYPE_CHECKING:
     from kvtier.choice import Choice
 
-__all__ = ["Blocks", "ForeignRequest", "Found", "Hashes", "Loaded", "Loading"]
+__all__ = ["Awaited", "Blocks", "ForeignRequest", "Found", "Hashes", "Loaded", "Loading"]
 
 Blocks = npt.NDArray[np.uint32]
 Hashes = npt.NDArray[np.uint8]
@@ -26,7 +27,7 @@ class Found:
     blocks_by_tier: dict[str, int]
     """Where they would come from; the values sum to ``blocks``."""
     waits: bool = False
-    """More could be had, but another request is bringing it up from disk just now: ask again."""
+    """More could be had, but it is being brought up from disk just now: ask again, as long as that is said."""
     synchronous: bool = False
     """The step in which the request begins to compute should wait for its load; else the request does, beside the
     steps."""
@@ -54,6 +55,15 @@ class Loaded:
 
 
 @dataclass(slots=True)
+class Awaited:
+    """What a request waits for while others bring it, from its block ``first`` on."""
+
+    first: int
+    had: int  # of these, in host memory when it began to wait
+    come: int = 0  # since then
+
+
+@dataclass(slots=True)
 class ForeignRequest:
     """One request.
 
@@ -71,13 +81,12 @@ class ForeignRequest:
     arrived: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
     tickets: set[int] = field(default_factory=set)
     expires: float = 0.0
-    patience: float = 0.0  # until when it waits for what others bring
+    patience: float = 0.0  # until when it waits for what others bring at most
     hurried: set[int] = field(default_factory=set)  # of that what it has told to come first
     choice: Choice | None = None
     synchronous: bool = False
-    started: float = 0.0  # when its load began
-    came: float = 0.0  # when something of it was heard of last
-    review: float = inf  # when that is weighed again
+    watch: Watch = field(default_factory=Watch)  # of its load, and before that of what it waits for
+    awaits: Awaited | None = None
     stored: int = 0
     tail: int | None = None  # node of the last block offered
     cacheable: bool = True

@@ -10,13 +10,11 @@ drives it, from the engine's one thread:
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtier.catalog import PageStatus, Tier
-from kvtier.choice import first_review, next_review, weigh
 from kvtier.foreign import Loaded, Loading
 
 if TYPE_CHECKING:
@@ -64,7 +62,8 @@ class ForeignLoads:
     def start(self, request_id: str, request: ForeignRequest, blocks: Blocks) -> Loading:
         """Order that the engine's ``blocks`` are filled with the first of what the request was promised."""
         request.nodes, request.origin = request.nodes[: len(blocks)], request.origin[: len(blocks)]
-        request.started = request.came = self._clock()
+        weighed = self._config.load_policy == "cost" and not request.synchronous
+        request.watch.begin(self._clock(), request.choice if weighed else None)
         self._counts.loads_synchronous += request.synchronous
         brought = self._bring(request, blocks)
         first = 0
@@ -80,12 +79,10 @@ class ForeignLoads:
 
     def _bring(self, request: ForeignRequest, blocks: Blocks) -> Bringing:
         """Order it; what is synchronous layer by layer, where that is worth it."""
-        deadline = request.started + self._config.load_timeout_seconds
+        deadline = request.watch.since + self._config.load_timeout_seconds
         if not request.synchronous:
-            if self._config.load_policy == "cost" and request.choice is not None:
-                request.review = first_review(request.choice, request.started)
             return self._placement.bring(request.nodes, request.number, deadline, device=blocks)
-        deadline = min(deadline, request.started + STEP_PATIENCE)
+        deadline = min(deadline, request.watch.since + STEP_PATIENCE)
         brought, plan = None, self._placement.plan(request.nodes)
         if self._layers is not None:
             held = np.zeros(len(blocks), np.bool_)
@@ -100,7 +97,7 @@ class ForeignLoads:
             known = self._tickets.get(done.ticket)
             if known is not None:
                 _, request, first = known
-                request.came = self._clock()
+                request.watch.came = self._clock()
                 request.arrived[first : first + done.status.shape[1]] = (done.status == PageStatus.OK).all(axis=0)
         return [loaded for ticket in ended if (loaded := self._end(ticket)) is not None]
 
@@ -123,17 +120,11 @@ class ForeignLoads:
 
     def reconsider(self, request: ForeignRequest, now: float) -> None:
         """A load takes longer than it should: go on with what has arrived, where computing the rest is faster."""
-        elapsed, end = now - request.started, request.start + len(request.arrived)
-        arrived = request.start + request.prefix
+        arrived, end = request.start + request.prefix, request.start + len(request.arrived)
         come, orders = int(request.arrived.sum()), len(request.tickets)
-        weighed = weigh(
-            self._costs, elapsed, request.came - request.started, come, orders, arrived, end, self._config.block_size
-        )
-        if not weighed.computing_wins:
-            request.review = next_review(elapsed, now)
+        if request.watch.overtaken(self._costs, now, come, orders, arrived, end, self._config.block_size) is None:
             return
         self.cuts += 1
-        request.review = inf
         self._costs.overran(request.tickets, now)
         self._placement.cancel(request.tickets)
 

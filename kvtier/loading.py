@@ -157,11 +157,11 @@ class Loader:
         if sequence.state is State.RUNNING:
             return sequence.cached >= sequence.offered
         while self.comes_by_layer(sequence):
-            now, until = self._clock(), min(sequence.deadline, sequence.review)
+            now, until = self._clock(), min(sequence.deadline, sequence.watch.review)
             if all(self._placement.wait_for_slices(ticket, slices, until - now) for ticket in sequence.tickets):
                 return True
             now = self._clock()
-            if now < sequence.review or now >= sequence.deadline:
+            if now < sequence.watch.review or now >= sequence.deadline:
                 return False
             if self._policy.should_cut(sequence, now):
                 self._placement.cancel(sequence.tickets)
@@ -209,7 +209,7 @@ class Loader:
         """How long to wait for news: past no load's deadline, and not at all while a request waits for nothing."""
         now = self._clock()
         for sequence in self._loading.values():
-            until = sequence.deadline if sequence.failed else min(sequence.deadline, sequence.review)
+            until = sequence.deadline if sequence.failed else min(sequence.deadline, sequence.watch.review)
             most = min(most, until - now if sequence.tickets or sequence.waits else 0.0)
         return max(most, 0.0)
 
@@ -220,11 +220,11 @@ class Loader:
         if news:
             sequence.failed |= not all(ended[ticket] for ticket in news)
             sequence.tickets -= news
-            sequence.came = now
+            sequence.watch.came = now
         if now >= sequence.deadline:  # whether or not the data plane says so
             self._placement.abandon(sequence.tickets)
             sequence.tickets.clear()
-        elif now >= sequence.review and not sequence.failed and self._policy.should_cut(sequence, now):
+        elif now >= sequence.watch.review and not sequence.failed and self._policy.should_cut(sequence, now):
             self._placement.cancel(sequence.tickets)
             sequence.failed = True
         late = sequence.failed or now >= sequence.deadline

@@ -37,6 +37,7 @@ from kvtier.config import ConfigError
 from kvtier.costmodel import CostModel
 from kvtier.foreign import Blocks, ForeignRequest, Found, Hashes, Loaded, Loading
 from kvtier.foreign_loads import ForeignLoads, tokens_by_tier
+from kvtier.foreign_waits import ForeignWaits
 from kvtier.lookup import SCRATCH, Lookup
 from kvtier.placement import Placement
 from kvtier.prefetch import Prefetcher
@@ -102,6 +103,7 @@ class OffloadManager:
         self._numbers = count(SCRATCH + 1)  # the catalog's request ids
         self._counts = Counts()
         self._loads = ForeignLoads(config, self.catalog, self.placement, self.costs, self._counts, layers, clock)
+        self._waits = ForeignWaits(config, self.placement, self.costs, clock)
         self._prefetcher = Prefetcher(
             config, self.catalog, self.placement, self._lookup, self.costs, self._numbers.__next__, clock
         )
@@ -159,23 +161,12 @@ class OffloadManager:
         match = self.catalog.match([root], hashes, request.start, request.number)
         request.choice = self._choose(match, request.start, tokens)
         reach = request.choice.blocks - request.start
-        coming = (match.tiers == Tier.DISK) & (match.filling != 0)  # others are bringing these to the host
-        waits = bool(coming[:reach].any())
-        if waits:
-            self._hurry(request, match.filling[:reach][coming[:reach]])
-            reach = int(np.argmax(coming))
+        reach, waits = self._waits.look(request, match, reach)
         if reach < len(match.nodes):  # a lease on what is not promised would end with the request only
             match = self.catalog.match([root], hashes, request.start, request.number, limit=request.start + reach)
         request.nodes, request.origin = match.nodes, match.tiers
         request.synchronous = self._is_synchronous(match.tiers, others)
-        waits = waits and self._clock() < request.patience
         return Found(len(match.nodes), tokens_by_tier(match.tiers), waits, request.synchronous)
-
-    def _hurry(self, request: ForeignRequest, tickets: npt.NDArray[np.uint64]) -> None:
-        """The request waits for what these bring: a look-ahead is behind everything that somebody waits for."""
-        new = set(tickets.tolist()) - request.hurried
-        request.hurried |= new
-        self.placement.promote(new, request.patience)
 
     def _is_synchronous(self, tiers: npt.NDArray[np.uint8], others: int) -> bool:
         if self._mode == "async":
@@ -335,7 +326,7 @@ class OffloadManager:
                 self._counts.expired += 1
                 request.nodes = np.empty(0, np.uint32)
                 self.catalog.release(request.number)
-            elif request.state == "loading" and request.review <= now:
+            elif request.state == "loading" and request.watch.review <= now:
                 self._loads.reconsider(request, now)
         if self._prefetcher.expects:
             self._prefetcher.pump(ended, spent=1 if completions else 0)
@@ -394,9 +385,8 @@ class OffloadManager:
         return bool(self.placement.moving)
 
     def stats(self) -> CacheStats:
-        return CacheStats.gather(
-            self._counts, self.catalog, self.placement, self._tiers, self._prefetcher.blocks, self._loads.cuts
-        )
+        cuts = self._loads.cuts + self._waits.cuts
+        return CacheStats.gather(self._counts, self.catalog, self.placement, self._tiers, self._prefetcher.blocks, cuts)
 
     def describe(self) -> str:
         """One line: what was really built."""

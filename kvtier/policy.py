@@ -14,13 +14,12 @@ A disk that was left for being slow is asked again: :class:`kvtier.probe.Probes`
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtier.catalog import Catalog, Match, Residency, Tier
-from kvtier.choice import Choice, History, Outcome, choose, first_review, next_review, split, weigh
+from kvtier.choice import Choice, History, Outcome, choose, split
 from kvtier.probe import Probes
 from kvtier.sequence import Sequence, State
 
@@ -106,32 +105,28 @@ class LoadPolicy:
     def begun(self, sequence: Sequence) -> None:
         """Its loads have been ordered: say when to look at them again, and that those it waits for are in demand."""
         now = self._clock()
-        sequence.started, sequence.came, sequence.review = now, now, inf
+        sequence.watch.begin(now, sequence.choice if self.rule == "cost" else None)
         outcome = self.history[sequence.request_id]
         if outcome is not None:
             outcome.began = now
         if sequence.fetched:
             self._placement.promote(sequence.fetched, sequence.deadline)
-        if self.rule == "cost" and sequence.choice is not None:
-            sequence.review = first_review(sequence.choice, now)
 
     def should_cut(self, sequence: Sequence, now: float) -> bool:
         """Whether to go on with what has arrived: computing the rest is faster than to wait for it any longer."""
         there = self._catalog.state(sequence.nodes)[1][:, Tier.DEVICE] == Residency.READY
         arrived = len(there) if there.all() else int(np.argmin(there))
         before = int(np.count_nonzero(sequence.origin[: len(there)] == Tier.DEVICE))
-        elapsed, last = now - sequence.started, sequence.came - sequence.started
         come, orders = int(there.sum()) - before, len(sequence.tickets)
-        weighed = weigh(self._costs, elapsed, last, come, orders, arrived, len(there), self._block)
-        if not weighed.computing_wins:
-            sequence.review = next_review(elapsed, now)
+        weighed = sequence.watch.overtaken(self._costs, now, come, orders, arrived, len(there), self._block)
+        if weighed is None:
             return False
         self.cuts += 1
         self._costs.overran(sequence.tickets, now)
         outcome = self.history[sequence.request_id]
         if outcome is not None and weighed.compute_s is not None:
             outcome.cut = (
-                f"cut after {1e3 * elapsed:.3g} ms with {arrived} of {len(there)} blocks there: "
+                f"cut after {1e3 * (now - sequence.watch.since):.3g} ms with {arrived} of {len(there)} blocks there: "
                 f"{1e3 * weighed.compute_s:.3g} ms to compute the others, {1e3 * weighed.wait_s:.3g} to wait for them"
             )
         return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from kvtier import _core
 from kvtier.catalog import Tier
+from kvtier.choice import Watch
 from kvtier.content import Content
 from kvtier.enums import direct
 
@@ -125,9 +125,7 @@ class Sequence:
     chosen_at: float = 0.0
     choice: Choice | None = None
     fetched: frozenset[int] = frozenset()
-    started: float = 0.0
-    came: float = 0.0  # when something of its load was heard of last
-    review: float = inf
+    watch: Watch = field(default_factory=Watch)  # of its load
     tail: Tail | None = None
 
     def __post_init__(self) -> None:

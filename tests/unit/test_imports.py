@@ -15,7 +15,7 @@ LINES: list[list[str]] = [
     ["lab", "connectors"],
     ["manager", "offload", "keyed"],
     ["decoding"],
-    ["loading", "foreign_loads", "prefetch"],
+    ["loading", "foreign_loads", "foreign_waits", "prefetch"],
     ["gathering"],
     ["plane", "relay", "stats", "lookup", "policy", "tail"],
     ["probe", "requests"],

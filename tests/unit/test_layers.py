@@ -129,7 +129,7 @@ def test_a_wait_ends_when_it_will_not_come(engine, why):
         manager.reset()
     elif why == "late":
         manager.policy.rule = "always"
-        manager._loader._loading["a"].review = float("inf")
+        manager._loader._loading["a"].watch.review = float("inf")
         plane.lanes["onboard"].rate = 0.001
     if why == "preempted":
         manager.preempt("a")

@@ -61,11 +61,28 @@ class Engine:
 
     def from_disk(self, stem, own=0):
         """The same, with nothing of it in host memory."""
-        self.settle()
-        nodes = self.nodes(stem)
-        self.manager.catalog.drop(Tier.HOST, nodes)
-        self.manager.catalog.release(1)
+        self.leave_on_disk(stem)
         return self.run(stem, own)
+
+    def leave_on_disk(self, stem):
+        self.settle()
+        self.manager.catalog.drop(Tier.HOST, self.nodes(stem))
+        self.manager.catalog.release(1)
+
+    def wait(self, name, stem, own=0):
+        """(seconds for which it waits for what is coming already, what is found at their end)."""
+        began = self.plane.now
+        while True:
+            found = self.manager.match(name, self.hashes(stem), own, tokens=(BLOCKS + 1) * BLOCK)
+            if not found.waits:
+                return self.plane.now - began, found
+            self.plane.advance(0.005)
+            self.manager.poll()
+
+    def in_host(self, stem):
+        (there,) = self.manager.catalog.state(self.nodes(stem))[1][:, Tier.HOST].nonzero()
+        self.manager.catalog.release(1)
+        return len(there)
 
     def nodes(self, stem):
         root = self.manager._lookup.root(self.manager.namespace.fingerprint)
@@ -157,3 +174,89 @@ def test_a_fixed_policy_waits_for_what_it_was_told_to_load(namespace):
     assert loaded == BLOCKS
     assert took > 10 * ALL
     assert engine.manager.stats().loads_cut == 0
+
+
+# ---- waiting for what others bring, or its own look-ahead ------------------------------------------------------------
+
+
+def coming(engine, stem, whose, rate, blocks=BLOCKS):
+    """Has so much of the prompt ordered up from disk, for the request "w" or for another one, and the disk changed."""
+    engine.leave_on_disk(stem)
+    engine.manager.expect(whose, engine.hashes(stem)[:blocks], 0.0)
+    engine.manager.poll()
+    engine.plane.lanes["stage"].rate = rate
+
+
+@pytest.mark.parametrize("whose", ["w", "another"])
+@pytest.mark.parametrize("own", [0, 8])
+def test_a_wait_that_overruns_is_given_up_before_it_costs_twice_as_much(engine, whose, own):
+    coming(engine, 1, whose, 10.0)
+    waited, found = engine.wait("w", 1, own)
+    assert waited <= 1.3 * ALL, "computing would have been faster"
+    assert found.blocks < BLOCKS - own
+    assert engine.manager.stats().loads_cut == 1
+    engine.manager.store("w", engine.hashes(1)[:0], np.empty(0, np.uint32))  # it computes
+    engine.settle()
+    assert engine.in_host(1) == BLOCKS, "what was on its way comes nevertheless"
+    engine.manager.free("w")
+
+
+def test_a_wait_is_weighed_at_the_pace_at_which_parts_come(engine):
+    engine.manager.costs.lane_speed = lambda lane: (0.0, 200 << 20)  # so slow that a part is four pages
+    coming(engine, 1, "another", 50.0)
+    waited, found = engine.wait("w", 1)
+    assert 4 <= found.blocks < BLOCKS / 2
+    assert waited <= 0.7 * ALL, "the first parts tell that computing is faster"
+    engine.settle()
+    assert engine.in_host(1) == BLOCKS
+
+
+@pytest.mark.parametrize("share", [0.5, 0.85])
+def test_a_wait_that_overruns_and_is_faster_than_computing_still_goes_on(engine, share):
+    coming(engine, 1, "another", BLOCKS / (share * ALL))
+    waited, found = engine.wait("w", 1)
+    assert (found.blocks, found.blocks_by_tier) == (BLOCKS, {"host": BLOCKS})
+    assert waited <= share * ALL + 0.01
+    assert engine.manager.stats().loads_cut == 0
+
+
+def test_who_gives_up_waiting_goes_on_with_what_has_come_and_hurries_nobody_any_more(engine):
+    coming(engine, 1, "another", 2000.0, BLOCKS // 2)
+    engine.settle()
+    engine.manager.expect("yet another", engine.hashes(1), 0.0)
+    engine.manager.poll()
+    engine.plane.lanes["stage"].rate = 1.0
+    waited, found = engine.wait("w", 1)
+    assert found.blocks_by_tier == {"host": BLOCKS // 2}
+    assert waited <= 1.3 * ALL / 2, "computing the rest would have been faster"
+    engine.manager.dismiss("yet another")
+    engine.settle()
+    engine.leave_on_disk(1)
+    promoted = []
+    engine.plane.promote = lambda *order: promoted.append(order)
+    engine.manager.expect("a fourth", engine.hashes(1), 0.0)
+    engine.manager.poll()
+    assert engine.wait("w", 1)[0] == 0.0, "it waits once"
+    assert not promoted, "with a deadline that has passed"
+
+
+def test_a_fixed_policy_waits_for_what_is_coming_as_long_as_it_may(namespace):
+    engine = Engine(namespace, load_policy="always", load_timeout_seconds=20.0)
+    for stem in range(2):
+        engine.run(stem)
+        engine.from_disk(stem)
+    coming(engine, 1, "another", 10.0)
+    waited, found = engine.wait("w", 1)
+    assert found.blocks_by_tier == {"host": BLOCKS}
+    assert waited > 10 * ALL
+
+
+def test_nothing_is_weighed_against_what_is_not_known(namespace):
+    engine = Engine(namespace)
+    engine.manager.observe_prefill = lambda *seen: None
+    for stem in range(2):
+        engine.run(stem)
+    coming(engine, 1, "another", 10.0)
+    waited, found = engine.wait("w", 1)
+    assert found.blocks_by_tier == {"host": BLOCKS}
+    assert waited > 10 * ALL

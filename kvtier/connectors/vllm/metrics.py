@@ -21,7 +21,7 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "dropped": ("tier", "Pages evicted that were the last copy."),
     "prefetched": ("outcome", "Blocks brought from disk for requests that waited, by what became of them."),
     "stores_dropped": ("", "Pages that were to go down and found no room or no place in the queue."),
-    "loads_cut": ("", "Loads that were given up because computing the rest was faster than waiting for it."),
+    "loads_cut": ("", "Loads, and waits for what others bring, given up because computing the rest was faster."),
     "loads_synchronous": ("", "Loads that a step waited for."),
     "expired": ("", "Promises that ended because the request did not come back in time."),
 }
