@@ -97,7 +97,9 @@ class KVTierConnector(KVConnectorBase_V1):
         self._on_worker.before_pass()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        self._on_worker.wait_for_layer(layer_name)
+        worker = self._worker  # each layer of every step comes here: no further where there is nothing to wait for
+        if worker is not None and worker.layers_ask:
+            worker.wait_for_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         """Blocks are stored whole, in :meth:`wait_for_save`."""

@@ -52,6 +52,8 @@ class StepLoads:
         self._every_layer_asks = False  # as was seen in the last pass that was looked at
         self._by_layer = False  # whether this pass may wait layer by layer
         self._passed = True
+        self.asks = True
+        """Whether a layer of this step has anything to ask for: so that it need not be asked where there is nothing."""
 
     def begin(self, loads: Mapping[str, Load], orders: Iterable[Order]) -> None:
         """Of a step; ``loads`` are its synchronous ones, and their orders are carried out already."""
@@ -63,6 +65,7 @@ class StepLoads:
             cuts = mine[0].cuts if len(mine) == 1 else ()
             until = self._clock() + max((order.deadline for order in mine), default=0.0)
             self._loads.append(_Waited(request, load.tickets, cuts, until))
+        self.asks = bool(self._loads) or not self._every_layer_asks
 
     def before_pass(self) -> None:
         """Return when all is there, or will not come, that no layer waits for."""
@@ -74,7 +77,7 @@ class StepLoads:
 
     def wait_for_layer(self, name: str) -> None:
         """Return when this layer of all that is loaded is there, or will not come."""
-        if self._every_layer_asks and not self._loads:
+        if not self.asks:
             return
         self._asked.add(name)
         if not self._by_layer:

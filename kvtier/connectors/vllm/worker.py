@@ -102,6 +102,8 @@ class WorkerSide:
         self._plane: LocalDataPlane | None = None
         self._rank_plane: RankPlane | None = None
         self._step_loads: StepLoads | None = None
+        self.layers_ask = True
+        """Whether the layers of this step's pass have anything to wait for."""
         self._introduction: Introduction | None = None
         self._loading: dict[str, _Loading] = {}
         self._by_ticket: dict[int, tuple[str, Transfer]] = {}
@@ -176,6 +178,7 @@ class WorkerSide:
         self._void |= set(step.void) & self._loading.keys()
         rank.carry_out(order for order in step.orders if not _is_store(order))
         step_loads.begin({name: load for name, load in step.loads.items() if load.synchronous}, step.orders)
+        self.layers_ask = step_loads.asks
 
     def before_pass(self) -> None:
         """The model is about to compute."""

@@ -1,5 +1,7 @@
 """Loads that a step waits for: each layer finds its own part in place, and what was read too early is said."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ import torch
 
 from kvtier.catalog import Tier
 from kvtier.config import ConfigError
-from kvtier.connectors.vllm import support
+from kvtier.connectors.vllm import KVTierConnector, support
 from kvtier.connectors.vllm.metadata import Load
 from kvtier.connectors.vllm.settings import Settings
 from kvtier.connectors.vllm.step_loads import StepLoads
@@ -90,6 +92,24 @@ def test_then_each_layer_waits_for_its_own_part_of_every_load():
         assert step.rank.asked == [(ticket, n) for n in range(1, number + 1) for ticket in (1, 2)]
     assert not step.loads.end(computed=True)
     assert step.rank.drained[1:] == [1, 2, 3], "nothing writes a block behind the pass"
+
+
+def test_layers_of_a_step_without_loads_have_nothing_to_ask_once_all_were_seen_to():
+    step = Step()
+    step.begin()
+    assert step.loads.asks, "nobody has seen it yet"
+    step.run()
+    step.begin()
+    assert not step.loads.asks
+    step.loads.end(computed=True)
+    step.begin(("a", 1, CUTS))
+    assert step.loads.asks
+    asked = []
+    connector = KVTierConnector.__new__(KVTierConnector)
+    for asks in (False, True):
+        connector._worker = SimpleNamespace(layers_ask=asks, wait_for_layer=asked.append)
+        connector.wait_for_layer_load(f"asks: {asks}")
+    assert asked == ["asks: True"]
 
 
 def test_a_layer_that_is_in_no_page_waits_for_everything():
