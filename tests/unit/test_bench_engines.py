@@ -1,4 +1,4 @@
-"""`bench/engines` without vLLM: what is said of an arm that did not work, what one leaves behind."""
+"""`bench/engines` without vLLM: what is said of an arm that did not work, what one leaves behind, what is metered."""
 
 import argparse
 import importlib.util
@@ -29,6 +29,11 @@ def load(name: str) -> ModuleType:
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
     return load("vllm")
+
+
+@pytest.fixture(scope="module")
+def steps() -> ModuleType:
+    return load("vllm_step")
 
 
 @pytest.mark.parametrize(
@@ -86,6 +91,49 @@ def test_engines_over_a_throttled_disk_are_alike_but_for_what_they_are_told(name
     assert len({each["disk.path"] for each in extra}) == len(others) == 2
     assert all(each["weights_revision"] for each in extra)
     assert {arm.connector["kv_connector"] for arm in others} == {"BadDisk"}
+
+
+def test_a_meter_tells_each_call_once_while_it_runs(steps, tmp_path: Path) -> None:
+    class Called:
+        def outer(self) -> str:
+            return self.inner() + "!"
+
+        def inner(self) -> str:
+            return "done"
+
+        def fails(self) -> None:
+            raise KeyError
+
+        def never(self) -> None:
+            pass
+
+        def _private(self) -> None:
+            pass
+
+    assert steps.meter.public(Called) == ["outer", "inner", "fails", "never"]
+    meter, called = steps.meter.Meter(tmp_path / "worker", steps.meter.public(Called)), Called()
+    for number, name in enumerate(steps.meter.public(Called)):
+        setattr(called, name, meter.around(number, getattr(called, name)))
+    assert called.outer() == "done!"
+    with pytest.raises(KeyError):
+        called.fails()
+    assert called.inner() == "done"
+    told = steps.spent(tmp_path)
+    assert {name: spent.calls for name, spent in told.items()} == {
+        "worker:outer": 1, "worker:fails": 1, "worker:inner": 1,
+    }  # fmt: skip
+    assert all(spent.seconds > 0 for spent in told.values())
+
+
+def test_a_steps_calls_are_told_beside_what_metering_them_takes(steps) -> None:
+    spent = steps.meter.Spent
+    calls = {steps.STEP: spent(2e-3, 10), steps.EMPTY: spent(1e-3, 100), "worker:get_finished": spent(0.0, 0)}
+    made = steps.row("any", 1, [{"cpu_s": 0.3, "calls": calls}, {"cpu_s": 0.6, "calls": calls}])
+    assert made["steps"] == [10, 10]
+    assert made["calls_us_a_step_p50"] == pytest.approx(300)
+    assert made["meter_us_a_step"] == pytest.approx(110)  # 11 calls of 10 us
+    assert made["share_p50"] == pytest.approx(0.0075)
+    assert list(made["us_a_step_by_call"]) == [steps.STEP, steps.EMPTY]
 
 
 def _engine(code: str) -> subprocess.Popen[str]:
