@@ -1,9 +1,9 @@
 #include "mover/mover.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <stdexcept>
+
+#include "common/forks.hpp"
 
 namespace kvtier {
 namespace {
@@ -25,7 +25,7 @@ std::string path_text(std::span<const Tier> path) {
 
 Mover::Mover(const DevicePool* device, HostArena* host, DiskStore* disk, const MoverOptions& options,
              std::unique_ptr<StreamCopier> copier)
-    : device_(device), host_(host), disk_(disk), process_(::getpid()) {
+    : device_(device), host_(host), disk_(disk), process_(fork_generation()) {
   check(options);
   LedgerOptions ledger;
   ledger.device_page_bytes = host != nullptr ? host->payload_bytes() : 1;
@@ -75,13 +75,13 @@ Mover::~Mover() {
 }
 
 Mover::Parts& Mover::parts() const {
-  if (process_ != ::getpid())
+  if (process_ != fork_generation())
     throw std::runtime_error("a mover works only in the process that made it, not after fork()");
   return *parts_;
 }
 
 bool Mover::close() {
-  if (process_ != ::getpid()) {  // its threads and locks are the parent's: let it lie
+  if (process_ != fork_generation()) {  // its threads and locks are the parent's: let it lie
     static_cast<void>(parts_.release());
     return true;
   }
@@ -101,8 +101,9 @@ std::size_t Mover::poll(std::vector<Completion>* out) {
 
 bool Mover::has_reports() {
   Parts& p = parts();
-  if (p.io) p.io->look(Clock::now());
-  return p.scheduler.has_reports();
+  const Time now = Clock::now();
+  if (p.io) p.io->look(now);
+  return p.scheduler.has_reports(now);
 }
 
 Submit Mover::submit(Order order, std::uintptr_t stream) {

@@ -94,7 +94,7 @@ class Mover {
   const DevicePool* device_;
   HostArena* host_;
   DiskStore* disk_;
-  const int process_;  // a forked child has none of the threads
+  const std::uint32_t process_;  // by fork_generation(): a forked child has none of the threads
   std::unique_ptr<Parts> parts_;
 };
 

@@ -21,11 +21,17 @@ Scheduler::News Scheduler::news() {
   news.disk = ledger_.has_work(kDiskLanes);
   news.reports = ledger_.reports() != announced_;
   announced_ = ledger_.reports();
+  publish();
   if (news.disk) wake_reaper();
   if (armed_ && !signalled_ && ledger_.has_reports()) {
     signalled_ = eventfd_write(fd_, 1) == 0;
   }
   return news;
+}
+
+void Scheduler::publish() {
+  has_reports_.store(ledger_.has_reports(), std::memory_order_relaxed);
+  next_deadline_.store(ledger_.next_deadline().time_since_epoch().count(), std::memory_order_relaxed);
 }
 
 void Scheduler::tell(const News& news) {
@@ -63,7 +69,9 @@ bool Scheduler::cancel(Ticket ticket) {
 
 bool Scheduler::promote(Ticket ticket, Priority priority, Time deadline) {
   const std::lock_guard lock(mutex_);
-  return ledger_.promote(ticket, priority, deadline);
+  const bool known = ledger_.promote(ticket, priority, deadline);
+  publish();
+  return known;
 }
 
 std::size_t Scheduler::poll(std::vector<Completion>* out) {
@@ -77,12 +85,16 @@ std::size_t Scheduler::poll(std::vector<Completion>* out) {
     eventfd_read(fd_, &ignored);
     signalled_ = false;
   }
+  publish();
   return count;
 }
 
-bool Scheduler::has_reports() {
+bool Scheduler::has_reports(Time now) {
+  if (has_reports_.load(std::memory_order_relaxed)) return true;
+  if (now.time_since_epoch().count() < next_deadline_.load(std::memory_order_relaxed)) return false;
   const std::lock_guard lock(mutex_);
-  ledger_.expire(Clock::now());
+  ledger_.expire(now);
+  announce();
   return ledger_.has_reports();
 }
 
@@ -97,6 +109,7 @@ bool Scheduler::wait_slices(Ticket ticket, int count, Time until) {
   std::unique_lock lock(mutex_);
   for (;;) {
     ledger_.expire(Clock::now());
+    announce();
     const int there = ledger_.slices_there(ticket);
     if (there < 0 || there >= count) return there >= count;
     if (ledger_.closed() || Clock::now() >= until) return false;

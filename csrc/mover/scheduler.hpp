@@ -5,6 +5,7 @@
 // whoever made it takeable), and deadlines are looked at whenever one looks for work.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -28,7 +29,7 @@ class Scheduler {
   bool cancel(Ticket ticket);
   bool promote(Ticket ticket, Priority priority, Time deadline);
   std::size_t poll(std::vector<Completion>* out);  // drains, never waits
-  bool has_reports();                              // whether there is something to poll
+  bool has_reports(Time now);                      // whether there is something to poll; nearly always without the lock
   // Waits until there is something to poll, or something was reported after `seen` reports (another thread may have
   // polled it already). False: neither by `until`, or before the mover was closed.
   bool wait(Time until, std::uint64_t seen);
@@ -73,7 +74,8 @@ class Scheduler {
     bool disk = false;
     bool reports = false;
   };
-  News news();  // call with the lock held
+  News news();     // call with the lock held
+  void publish();  // likewise, after whatever may have led to reports or to another deadline
   void tell(const News& news);
   void announce() { tell(news()); }  // for who keeps the lock
   void wake_reaper();
@@ -85,6 +87,8 @@ class Scheduler {
   bool waker_armed_ = false;
   bool copies_woken_ = false;
   std::uint64_t announced_ = 0;
+  std::atomic<bool> has_reports_{false};  // of the ledger, for who looks without the lock
+  std::atomic<Clock::rep> next_deadline_{kNever.time_since_epoch().count()};
   int fd_ = -1;
   bool armed_ = false;
   bool signalled_ = false;
