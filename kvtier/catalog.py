@@ -226,17 +226,16 @@ class Catalog:
         )
         return flags
 
-    def extend(
-        self, parent: int, growing: _core.Growing, first: int, last: int, tier: Tier
-    ) -> tuple[list[int], list[int]]:
-        """``insert`` and ``adopt`` at once: of a request that grows, the slots [first, last) of its table, which are
-        private, become the pages of these blocks of its content, below ``parent``. In a catalog of content labels.
+    def extend(self, computed: list[tuple[_core.Growing, int, int | None]], tier: Tier) -> list[int]:
+        """``insert`` and ``adopt`` for each of ``computed``, in a catalog of content labels: of a request that grows
+        the slots of its first so many blocks, private from ``cached`` on, become the pages of these blocks of its
+        content, below its ``leaf``, or where it has none below the node given.
 
-        Returns their nodes, fewer where the catalog has no room for more, and those of them whose pages are new in the
-        tier; the slots of the others stay private.
+        Returns those of their nodes whose pages are new in the tier; the slots of the others stay private. What there
+        is no room for is not ``cached`` then, and no longer ``noted``.
         """
         self._require_content()
-        return self.native.extend(parent, growing, first, last, tier)
+        return self.native.extend(computed, tier)
 
     def take(self, tier: Tier, n: int, request: int) -> Slots:
         """``n`` private slots for ``request``, evicting the shortfall; empty, and nothing evicted, when there are

@@ -80,10 +80,6 @@ class Gathering:
         if not self.waiting:
             return
         waiting, self.waiting, self._count, self._steps = self.waiting, {}, 0, 0
-        new: list[int] = []
-        for sequence, blocks in waiting.values():
-            new += self._lookup.index(sequence, blocks)
-            if sequence.cached < blocks:
-                sequence.growing.noted = sequence.cached  # it will be offered again
+        new = self._lookup.index(waiting.values())
         if new:
             self._placement.on_computed(new, behind=self._behind)

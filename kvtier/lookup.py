@@ -60,22 +60,17 @@ class Lookup:
         labels = sequence.content.labels(0, (sequence.num_tokens - 1) // self._block, self._block)
         return self._catalog.match([root], labels, 0, sequence.request, limit)
 
-    def index(self, sequence: Sequence, last: int) -> list[int]:
-        """Offer the catalog the sequence's blocks up to ``last``, computed and in its slots; returns the nodes whose
-        pages are new there."""
-        first = sequence.cached
-        if last <= first or not sequence.cacheable:
-            return []
-        # A root is not leased: ask for it again rather than keep its number.
-        parent = sequence.leaf
-        if parent is None:
-            parent = self.root(sequence.space)
-            if parent is None:
-                return []
-        nodes, fresh = self._catalog.extend(parent, sequence.growing, first, last, DEVICE)
-        sequence.cached += len(nodes)
-        sequence.later += nodes
-        return fresh
+    def index(self, computed: Iterable[tuple[Sequence, int]]) -> list[int]:
+        """Offer the catalog the first so many blocks of each sequence, computed and in its slots; returns the nodes
+        whose pages are new there."""
+        parts = []
+        for sequence, blocks in computed:
+            if sequence.cacheable:
+                growing = sequence.growing
+                # A root is not leased: ask for it again rather than keep its number.
+                root = self.root(sequence.space) if growing.leaf is None else None
+                parts.append((growing, blocks, root))
+        return self._catalog.extend(parts, DEVICE) if parts else []
 
     def foresee(
         self, space: bytes, labels: Content | Hashes, first: int, last: int | None, request: int, lost: bool

@@ -32,7 +32,6 @@ from kvtier.loading import Loader
 from kvtier.lookup import SCRATCH, Lookup
 from kvtier.messages import DataPlane
 from kvtier.namespace import check_agreement
-from kvtier.orders import DirectOrders
 from kvtier.placement import Placement
 from kvtier.policy import LoadPolicy
 from kvtier.prefetch import Prefetched, Prefetcher
@@ -104,9 +103,9 @@ class CacheManager:
             self.costs = costs or CostModel(hello.page_bytes, bytes_in_flight=config.mover.bytes_in_flight)
             if config.profile is not None:
                 Profile.load(config.profile).seed(self.costs)
-            orders = DirectOrders(self.catalog, local.mover) if local is not None else None
+            mover = local.mover if local is not None else None
             self.placement = Placement(
-                config, self.catalog, plane, self._tiers, hello.page_bytes, self.costs, clock, orders
+                config, self.catalog, plane, self._tiers, hello.page_bytes, self.costs, clock, mover
             )
             self.adopted = self.placement.adopt(hello)
             stack.pop_all()
@@ -336,11 +335,10 @@ class CacheManager:
         idle = (type(timeout) is not float or bool(timeout)) and arguments.seconds("timeout", timeout, 0) > 0
         if idle:
             self.plane.wait(self._loader.patience(timeout))
-        done = self.plane.poll()
-        ended = self.placement.settle(done) if done else {}
+        ended = self.placement.settle_reported()
         loaded = self._loader.advance(ended) if self._loader.expects_news else []
-        spent = 1 if done else 0  # of what a step may do for things that nobody waits for
-        if self._gathering.waiting and self._gathering.step(busy=bool(done)):
+        spent = 1 if ended else 0  # of what a step may do for things that nobody waits for
+        if self._gathering.waiting and self._gathering.step(busy=bool(ended)):
             spent = 2
         if self._prefetcher.expects:
             self._prefetcher.pump(ended, spent=spent, idle=idle)

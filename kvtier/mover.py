@@ -129,7 +129,8 @@ class Mover:
         self._ending = weakref.finalize(self, _end, self.native, self._pools)
         self._ending.atexit = False
         self._lock = threading.Lock()  # of what follows; held for a few operations, never while waiting
-        self._inbox: deque[Completion] = deque()
+        self.inbox: deque[Completion] = deque()
+        """Collected for somebody who awaits some of it, and not polled."""
         self._waiters: dict[int, list[tuple[asyncio.AbstractEventLoop, asyncio.Future[Completion]]]] = {}
         self._background: _Background | None = None
         self._clean: bool | None = None  # what close() found
@@ -192,7 +193,7 @@ class Mover:
     @property
     def crowded(self) -> bool:
         """So much was reported and not polled that nothing more is taken."""
-        return len(self._inbox) >= INBOX_LIMIT
+        return len(self.inbox) >= INBOX_LIMIT
 
     def stream(self) -> int:
         """The calling thread's current stream of a GPU, 0 where the device is none: what copies come behind."""
@@ -209,24 +210,34 @@ class Mover:
 
     def poll(self) -> list[Completion]:
         """What was reported since the last poll. Never blocks, so it may leave something for the next one."""
-        if not self._inbox and not self.native.has_reports():
+        if not self.inbox and not self.native.has_reports():
             return []
         if not self._lock.acquire(blocking=False):
             return []
         try:
             self._collect()
-            if not self._inbox:
+            if not self.inbox:
                 return []
-            out = list(self._inbox)
-            self._inbox.clear()
+            out = list(self.inbox)
+            self.inbox.clear()
             return out
+        finally:
+            self._lock.release()
+
+    def settle(self, orders: _core.Orders, spill: bool) -> dict[int, bool] | None:
+        """What :meth:`poll` would say, settled by ``orders`` in the same call. None: somebody awaits some of it, so
+        that it has to be polled."""
+        if not self._lock.acquire(blocking=False):
+            return {}
+        try:
+            return None if self.inbox or self._waiters else orders.settle(spill, self.crowded)
         finally:
             self._lock.release()
 
     def wait(self, timeout: float) -> bool:
         """Wait, without the GIL, until there is something to poll; False: nothing within ``timeout`` seconds."""
         seen = self.native.reports()  # before looking, so that what is reported after the look ends the wait
-        if self._inbox:
+        if self.inbox:
             return True
         return self.native.wait(max(timeout, 0.0), seen)
 
@@ -235,12 +246,12 @@ class Mover:
         end are there. False: not within ``timeout`` seconds, or some page will never be whole."""
         if self.native.wait_slices(ticket, count, max(timeout, 0.0)):
             return True
-        ended = next((done for done in list(self._inbox) if done.ticket == ticket and done.final), None)
+        ended = next((done for done in list(self.inbox) if done.ticket == ticket and done.final), None)
         return ended is not None and bool((ended.status == _core.PageStatus.OK).all())
 
     def pending(self) -> int:
         """Transfers whose final completion was not polled."""
-        return self.native.pending() + sum(done.final for done in list(self._inbox))
+        return self.native.pending() + sum(done.final for done in list(self.inbox))
 
     def stats(self) -> dict[str, Any]:
         """``lanes``: for each, counts, bytes, seconds, pages by PageStatus since the start; ``disk``; ``pending``."""
@@ -288,7 +299,7 @@ class Mover:
         future: asyncio.Future[Completion] = loop.create_future()
         waiter = (loop, future)
         with self._lock:
-            for done in self._inbox:
+            for done in self.inbox:
                 if done.ticket == ticket and done.final:
                     return done
             if not self.native.knows(ticket):
@@ -330,7 +341,7 @@ class Mover:
         """Move what was reported to the inbox and tell those who wait for it; with the lock held."""
         for native in self.native.poll():
             done = _completion(native)
-            self._inbox.append(done)
+            self.inbox.append(done)
             if not done.final:
                 continue
             for loop, future in self._waiters.pop(done.ticket, ()):

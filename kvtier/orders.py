@@ -1,7 +1,9 @@
-"""Orders: pages that shall move become a reservation of the catalog and a transfer of the data plane, or neither.
+"""Orders: pages that shall move become a reservation of the catalog and a transfer of the data plane, or neither; what
+the data plane says of transfers becomes answers to the catalog.
 
-Where the data plane is this process's own both are one native call (:class:`DirectOrders`); otherwise the transfer is a
-message (:class:`OrdersByMessage`). Both do the same: what is refused, or raised for, leaves no ticket open.
+Where the data plane is this process's own each is one native call (:class:`DirectOrders`); otherwise they are messages
+(:class:`OrdersByMessage`). Both do the same: what is refused, or raised for, leaves no ticket open. Both tell
+``_core.Traffic``, which knows what is under way, what was moved and what was not.
 """
 
 from __future__ import annotations
@@ -12,21 +14,28 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier import _core
-from kvtier.catalog import Catalog, PageStatus, SomeNodes, Tier
-from kvtier.messages import DataPlane, Priority, Transfer
+from kvtier.catalog import DISK, HOST, Catalog, PageStatus, Residency, SomeNodes, Tier
+from kvtier.messages import Completion, DataPlane, Priority, Transfer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from kvtier.mover import Mover
 
-__all__ = ["DirectOrders", "Orders", "OrdersByMessage"]
+__all__ = ["SPILL", "DirectOrders", "Orders", "OrdersByMessage"]
 
 Slots = npt.NDArray[np.uint32]
 
+SPILL = (HOST, DISK)
+
+_NOTHING: dict[int, bool] = {}  # that has ended; nobody changes it
+_DEMAND, _BACKGROUND = Priority.DEMAND, Priority.BACKGROUND  # looked up once, as tiers are
+
 
 class Orders(Protocol):
-    """Has pages moved."""
+    """Has pages moved. Of a foreign device ``device`` says where they are or go there, one block for each node."""
 
-    def issue(
+    def load(
         self,
         path: tuple[Tier, ...],
         nodes: SomeNodes,
@@ -34,30 +43,56 @@ class Orders(Protocol):
         priority: Priority,
         deadline: float,
         *,
-        backed_only: bool = False,
-        cold: bool = False,
         device: Slots | None = None,
         cuts: tuple[int, ...] = (),
-        behind: int | None = None,
     ) -> tuple[int, int]:
-        """Start moving the pages of ``nodes`` along ``path``, as many of the first as there is room for; the arguments
-        are those of :meth:`kvtier.catalog.Catalog.reserve` and :class:`kvtier.messages.Transfer`. ``device``: where
-        they are or go on a foreign one. ``behind``: the stream of the engine's that copies on a device come after, the
-        current one if not given.
+        """Start moving the pages of ``nodes`` up along ``path``; the arguments are those of
+        :meth:`kvtier.catalog.Catalog.reserve` and :class:`kvtier.messages.Transfer`. For what nobody waits for only
+        pages go that a lower tier holds too.
 
-        Returns the ticket and how many, or 0 and how many the data plane refused; (0, 0): there was no room.
+        Returns the ticket and how many of them, from the first; (0, 0): none, there was no room or no place.
         """
+        ...
+
+    def store(
+        self,
+        path: tuple[Tier, ...],
+        nodes: SomeNodes,
+        priority: Priority,
+        *,
+        device: Slots | None = None,
+        cold: bool = False,
+        behind: int | None = None,
+    ) -> int:
+        """Copy down the pages of ``nodes`` that the next tier lacks; what finds no room or no place is dropped.
+
+        ``cold``: they are copied for being the next to be evicted, and stay that. ``behind``: the stream of the
+        engine's that copies on a device come after, the current one if not given. Returns the ticket, 0 for none.
+        """
+        ...
+
+    def settle(self) -> dict[int, bool]:
+        """Settle what the data plane has reported; see :meth:`kvtier.placement.Placement.settle`."""
+        ...
+
+    def settle_these(self, completions: Iterable[Completion]) -> dict[int, bool]:
+        """As :meth:`settle`, where somebody else has asked the data plane."""
         ...
 
 
 class OrdersByMessage:
-    """Orders to any data plane."""
+    """Orders to any data plane. ``spill``: what came down to host memory goes on to the disk."""
 
-    def __init__(self, catalog: Catalog, plane: DataPlane) -> None:
+    def __init__(
+        self, catalog: Catalog, plane: DataPlane, traffic: _core.Traffic, clock: Callable[[], float], spill: bool
+    ) -> None:
         self._catalog = catalog
         self._plane = plane
+        self._traffic = traffic
+        self._clock = clock
+        self._spill = spill
 
-    def issue(
+    def load(
         self,
         path: tuple[Tier, ...],
         nodes: SomeNodes,
@@ -65,39 +100,98 @@ class OrdersByMessage:
         priority: Priority,
         deadline: float,
         *,
-        backed_only: bool = False,
-        cold: bool = False,
         device: Slots | None = None,
         cuts: tuple[int, ...] = (),
-        behind: int | None = None,
     ) -> tuple[int, int]:
         """See :class:`Orders`."""
+        transfer = self._reserve(path, nodes, request, backed_only=priority is not _DEMAND, device=device)
+        return self._submit(transfer._replace(priority=priority, deadline=deadline, cuts=cuts), nodes)
+
+    def store(
+        self,
+        path: tuple[Tier, ...],
+        nodes: SomeNodes,
+        priority: Priority,
+        *,
+        device: Slots | None = None,
+        cold: bool = False,
+        behind: int | None = None,
+    ) -> int:
+        """See :class:`Orders`."""
         assert behind is None  # who carries the message out says what that is
+        if path[1] is DISK and self._traffic.disk_offline:
+            self._traffic.dropped(len(nodes))
+            return 0
+        wanted: SomeNodes
+        if device is None:
+            wanted = self._catalog.lacking(nodes, path[0], path[1])
+        else:
+            lacking = self._catalog.state(nodes)[1][:, path[1]] == Residency.ABSENT
+            wanted, device = np.asarray(nodes)[lacking], device[lacking]
+        if not len(wanted):
+            return 0
+        transfer = self._reserve(path, wanted, 0, cold=cold, device=device)
+        ticket, count = self._submit(transfer._replace(priority=priority), wanted)
+        self._traffic.dropped(len(wanted) - count)
+        return ticket
+
+    def settle(self) -> dict[int, bool]:
+        """See :class:`Orders`."""
+        return self.settle_these(self._plane.poll())
+
+    def settle_these(self, completions: Iterable[Completion]) -> dict[int, bool]:
+        """See :class:`Orders`."""
+        ended, below = self._traffic.settle(list(completions))
+        if self._spill and below:
+            self.store(SPILL, below, _BACKGROUND)
+        return ended
+
+    def _reserve(
+        self,
+        path: tuple[Tier, ...],
+        nodes: SomeNodes,
+        request: int,
+        *,
+        backed_only: bool = False,
+        cold: bool = False,
+        device: Slots | None,
+    ) -> Transfer:
         reserved = self._catalog.reserve(path, nodes, request, backed_only=backed_only, cold=cold)
-        if not reserved.count:
-            return 0, 0
-        if device is not None:
+        if reserved.count and device is not None:
             reserved.slots[path.index(Tier.DEVICE)] = device[: reserved.count]
+        return Transfer(reserved.ticket, path, reserved.slots, reserved.identities)
+
+    def _submit(self, transfer: Transfer, nodes: SomeNodes) -> tuple[int, int]:
+        """Hand over what was reserved, of the first of ``nodes``; ticket 0 is nothing."""
+        count = len(transfer.identities) if transfer.ticket else 0
+        if not count:
+            return 0, 0
         accepted = False
         try:
-            accepted = self._plane.submit(
-                Transfer(reserved.ticket, path, reserved.slots, reserved.identities, priority, deadline, cuts)
-            )
+            accepted = self._plane.submit(transfer)
         finally:  # also of what it raises for: no ticket stays open that nobody works on
             if not accepted:
-                refused = np.full((len(path) - 1, reserved.count), PageStatus.SKIPPED, np.uint8)
-                self._catalog.settle(reserved.ticket, refused)
-        return reserved.ticket if accepted else 0, reserved.count
+                refused = np.full((len(transfer.path) - 1, count), PageStatus.SKIPPED, np.uint8)
+                self._catalog.settle(transfer.ticket, refused)
+        if not accepted:
+            self._traffic.refused(count)
+            return 0, 0
+        first = nodes if count == len(nodes) else nodes[:count]
+        self._traffic.begun(transfer.ticket, transfer.path, first, transfer.priority, self._clock())
+        return transfer.ticket, count
 
 
 class DirectOrders:
-    """Orders to the mover of this process, which has a device tier of the catalog's own."""
+    """Orders to the mover of this process, which has a device tier of the catalog's own. ``spill`` as there."""
 
-    def __init__(self, catalog: Catalog, mover: Mover) -> None:
-        self._native = _core.Orders(catalog.native, mover.native)
+    def __init__(self, catalog: Catalog, mover: Mover, traffic: _core.Traffic, spill: bool) -> None:
+        self._native = _core.Orders(catalog.native, mover.native, traffic)
+        self._has_reports = mover.native.has_reports  # looked at in each step
         self._mover = mover
+        self._traffic = traffic
+        self._spill = spill
 
-    def issue(
+    def load(
         self,
         path: tuple[Tier, ...],
         nodes: SomeNodes,
@@ -105,14 +199,43 @@ class DirectOrders:
         priority: Priority,
         deadline: float,
         *,
-        backed_only: bool = False,
-        cold: bool = False,
         device: Slots | None = None,
         cuts: tuple[int, ...] = (),
-        behind: int | None = None,
     ) -> tuple[int, int]:
         """See :class:`Orders`."""
         assert device is None
-        stream = self._mover.stream() if behind is None else behind
-        refuse = self._mover.crowded
-        return self._native.issue(path, nodes, request, backed_only, cold, priority, deadline, stream, cuts, refuse)
+        mover, backed_only = self._mover, priority is not _DEMAND
+        return self._native.load(
+            path, nodes, request, backed_only, priority, deadline, mover.stream(), cuts, mover.crowded
+        )
+
+    def store(
+        self,
+        path: tuple[Tier, ...],
+        nodes: SomeNodes,
+        priority: Priority,
+        *,
+        device: Slots | None = None,
+        cold: bool = False,
+        behind: int | None = None,
+    ) -> int:
+        """See :class:`Orders`."""
+        assert device is None
+        mover = self._mover
+        return self._native.store(
+            path, nodes, cold, priority, mover.stream() if behind is None else behind, mover.crowded
+        )
+
+    def settle(self) -> dict[int, bool]:
+        """See :class:`Orders`."""
+        if not self._has_reports() and not self._mover.inbox:
+            return _NOTHING
+        ended = self._mover.settle(self._native, self._spill)
+        return self.settle_these(self._mover.poll()) if ended is None else ended
+
+    def settle_these(self, completions: Iterable[Completion]) -> dict[int, bool]:
+        """See :class:`Orders`."""
+        ended, below = self._traffic.settle(list(completions))
+        if self._spill and below:
+            self.store(SPILL, below, _BACKGROUND)
+        return ended

@@ -9,19 +9,18 @@ own block ids, ``device``, one for each node.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtier.catalog import DISK, Catalog, PageStatus, Residency, Tier
+from kvtier import _core
+from kvtier.catalog import Catalog, Tier
 from kvtier.choice import ONBOARD, STAGE_ONBOARD
 from kvtier.messages import Completion, DataPlane, Hello, Priority
-from kvtier.orders import OrdersByMessage
+from kvtier.orders import SPILL, DirectOrders, OrdersByMessage
 from kvtier.ways import Plan, plans
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from kvtier.config import CacheConfig
     from kvtier.costmodel import CostModel
     from kvtier.layers import Layers
+    from kvtier.mover import Mover
     from kvtier.orders import Orders
     from kvtier.ways import Plans
 
@@ -40,27 +40,21 @@ Nodes = npt.NDArray[np.uint32]
 Slots = npt.NDArray[np.uint32]
 
 OFFLOAD = (Tier.DEVICE, Tier.HOST)
-SPILL = (Tier.HOST, Tier.DISK)
 
 # Looked up once, as tiers are.
-_OK, _SKIPPED, _OFFLINE = int(PageStatus.OK), int(PageStatus.SKIPPED), int(PageStatus.OFFLINE)
-_NAMES = {int(status): status.name.lower() for status in PageStatus}
 _DEMAND, _PREFETCH, _BACKGROUND = Priority.DEMAND, Priority.PREFETCH, Priority.BACKGROUND
+
+_MOVES = {
+    "offload": "device_to_host",
+    "onboard": "host_to_device",
+    "spill": "host_to_disk",
+    "stage": "disk_to_host",
+}
+"""Lanes by the names under which their bytes are counted."""
 
 _PARTS = 8  # that a load is cut into at most, each of so many bytes and seconds at least
 _PART_BYTES = 1 << 20
 _PART_SECONDS = 2e-3
-
-
-@cache
-def _moves(path: tuple[Tier, ...]) -> tuple[str, ...]:
-    """The hops of a path, by the names under which their bytes are counted."""
-    names = [tier.name.lower() for tier in path]
-    return tuple(f"{names[hop]}_to_{names[hop + 1]}" for hop in range(len(path) - 1))
-
-
-def _listed(nodes: SomeNodes) -> list[int]:
-    return nodes if isinstance(nodes, list) else nodes.tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +72,11 @@ class Bringing:
     """Where the one transfer comes in slices: see :class:`kvtier.messages.Transfer`."""
 
 
-@dataclass(slots=True)
-class _UnderWay:
-    path: tuple[Tier, ...]
-    nodes: SomeNodes
-    hangs: bool = False  # it was reported early: when it ends nobody knows
-
-
 class Placement:
     """Issues transfers and settles them, and tells ``costs`` of both. ``tiers`` are the tiers that there are, fastest
-    first; ``orders`` by which the data plane hears of transfers, messages if none are given."""
+    first. ``mover``: the data plane is this process's own and moves by this one; otherwise it hears of transfers by
+    messages, and ``clock`` says when.
+    """
 
     def __init__(
         self,
@@ -98,24 +87,27 @@ class Placement:
         page_bytes: int,
         costs: CostModel,
         clock: Callable[[], float],
-        orders: Orders | None = None,
+        mover: Mover | None = None,
     ):
         self._costs = costs
         self._clock = clock
         self._catalog = catalog
         self._plane = plane
-        self._orders = OrdersByMessage(catalog, plane) if orders is None else orders
         self._page_bytes = page_bytes
-        self._under_way: dict[int, _UnderWay] = {}
         self._offload = config.host.write if Tier.HOST in tiers else "never"
         self._spill = config.disk.write if Tier.DISK in tiers else "never"
+        self._traffic = _core.Traffic(catalog.native, costs)
+        spill = self._spill == "at_once"
+        self._orders: Orders = (
+            OrdersByMessage(catalog, plane, self._traffic, clock, spill)
+            if mover is None
+            else DirectOrders(catalog, mover, self._traffic, spill)
+        )
+        self.settle_reported = self._orders.settle
+        """Settle what the data plane has reported, as :meth:`settle` does."""
         self.ahead = [path for path, write in ((OFFLOAD, self._offload), (SPILL, self._spill)) if write == "ahead"]
         """The lanes that :meth:`maintain` looks at."""
         self._low, self._high = config.watermarks.low, config.watermarks.high
-        self.failures: Counter[str] = Counter()
-        self.bytes_moved: Counter[str] = Counter()
-        self.stores_dropped = 0
-        self.disk_offline = False
 
     def adopt(self, hello: Hello) -> int:
         """Take over what the disk holds already, and have it clear what cannot be reached any more; returns pages."""
@@ -162,7 +154,7 @@ class Placement:
             count = 0
             for part in self._parts(path, nodes[first:last]):
                 blocks = None if device is None else device[first + count : first + count + len(part)]
-                ticket, moved = self.load(path, part, request, Priority.DEMAND, deadline, blocks)
+                ticket, moved = self.load(path, part, request, _DEMAND, deadline, blocks)
                 count += moved
                 if ticket:
                     tickets.append(ticket)
@@ -195,7 +187,7 @@ class Placement:
             return None
         missing = np.ascontiguousarray(nodes[wanted])
         slots = None if device is None else device[wanted]
-        ticket, count = self._issue(ONBOARD, missing, request, Priority.DEMAND, deadline, device=slots, cuts=cuts)
+        ticket, count = self._orders.load(ONBOARD, missing, request, _DEMAND, deadline, device=slots, cuts=cuts)
         end = len(nodes) if count == len(wanted) else int(wanted[count])
         return Bringing(end, (ticket,) if ticket else (), (count,) if ticket else (), waits=False, cuts=cuts)
 
@@ -229,34 +221,7 @@ class Placement:
         device: Slots | None = None,
     ) -> tuple[int, int]:
         """Start moving the pages of ``nodes`` up along ``path``; returns (ticket, how many of them, a prefix)."""
-        backed_only = priority is not _DEMAND
-        return self._issue(path, nodes, request, priority, deadline, backed_only=backed_only, device=device)
-
-    def _issue(
-        self,
-        path: tuple[Tier, ...],
-        nodes: SomeNodes,
-        request: int,
-        priority: Priority,
-        deadline: float,
-        *,
-        backed_only: bool = False,
-        cold: bool = False,
-        device: Slots | None = None,
-        cuts: tuple[int, ...] = (),
-        behind: int | None = None,
-    ) -> tuple[int, int]:
-        ticket, count = self._orders.issue(
-            path, nodes, request, priority, deadline,
-            backed_only=backed_only, cold=cold, device=device, cuts=cuts, behind=behind,
-        )  # fmt: skip
-        if not ticket:
-            if count:
-                self.failures["refused"] += count
-            return 0, 0
-        self._under_way[ticket] = _UnderWay(path, nodes if count == len(nodes) else nodes[:count])
-        self._costs.submitted(ticket, path, count, priority, self._clock())
-        return ticket, count
+        return self._orders.load(path, nodes, request, priority, deadline, device=device)
 
     def store(
         self,
@@ -268,26 +233,8 @@ class Placement:
         cold: bool = False,
         behind: int | None = None,
     ) -> int:
-        """Copy down the pages of ``nodes`` that the next tier lacks; what finds no room or no place is dropped.
-
-        ``cold``: they are copied for being the next to be evicted, and stay that. Returns the transfer's ticket, 0 for
-        none.
-        """
-        source, target = path
-        if self.disk_offline and target is DISK:
-            self.stores_dropped += len(nodes)
-            return 0
-        if device is None:
-            wanted: SomeNodes = self._catalog.lacking(nodes, source, target)
-            blocks = None
-        else:
-            lacking = self._catalog.state(nodes)[1][:, target] == Residency.ABSENT
-            wanted, blocks = np.asarray(nodes)[lacking], device[lacking]
-        if not len(wanted):
-            return 0
-        ticket, count = self._issue(path, wanted, 0, priority, 0.0, cold=cold, device=blocks, behind=behind)
-        self.stores_dropped += len(wanted) - count
-        return ticket
+        """As :meth:`kvtier.orders.Orders.store`; returns the transfer's ticket, 0 for none."""
+        return self._orders.store(path, nodes, priority, device=device, cold=cold, behind=behind)
 
     # ---- the write policy ----------------------------------------------------------------------------------------
 
@@ -316,7 +263,7 @@ class Placement:
         """Copy the cold end of each tier down ahead of need: from when too few of its next slots could be had at once,
         being free or held below too, until enough could. Once a step."""
         for path in self.ahead:
-            if any(t.path == path and not t.hangs for t in self._under_way.values()):
+            if self._traffic.moves(path):
                 continue
             if path[1] is Tier.DISK and self.disk_offline:
                 continue
@@ -330,59 +277,22 @@ class Placement:
     # ---- settling ------------------------------------------------------------------------------------------------
 
     def settle(self, completions: Iterable[Completion]) -> dict[int, bool]:
-        """Tell the catalog; returns the tickets whose last hop has ended for good, and whether all of it went well."""
-        ended: dict[int, bool] = {}
-        arrived: list[int] = []
-        for done in completions:
-            known, whole = self._under_way.get(done.ticket), done.whole
-            if whole:
-                self._catalog.settle_whole(done.ticket)
-            else:
-                self._catalog.settle(done.ticket, done.status)
-                whole = done.status.tobytes().count(_OK) == done.status.size
-            if known is None:
-                continue
-            ended[done.ticket] = whole
-            if not done.final:
-                # What still runs may write its slots at any time: nobody may have them before it has ended.
-                self._catalog.cancel(done.ticket)
-                known.hangs = True
-                continue
-            del self._under_way[done.ticket]
-            self._costs.completed(done)
-            self._account(known, done, whole)
-            if self._spill == "at_once" and known.path == OFFLOAD:
-                arrived += _listed(known.nodes) if whole else _listed(np.asarray(known.nodes)[done.status[0] == _OK])
-        if arrived:
-            self.store(SPILL, arrived)
-        return ended
+        """Tell the catalog, and have what came down to host memory go on to the disk where the policy says at once.
 
-    def _account(self, transfer: _UnderWay, done: Completion, whole: bool) -> None:
-        for hop, lane in enumerate(_moves(transfer.path)):
-            if whole:
-                self.bytes_moved[lane] += len(transfer.nodes) * self._page_bytes
-                continue
-            words = done.status[hop].tobytes()
-            for code in set(words):
-                number = words.count(code)
-                if code == _OK:
-                    self.bytes_moved[lane] += number * self._page_bytes
-                    continue
-                if code == _OFFLINE:
-                    self.disk_offline = True
-                if code != _SKIPPED:
-                    self.failures[_NAMES[code]] += number
+        Returns the tickets whose last hop has ended for good, and whether all of it went well.
+        """
+        return self._orders.settle_these(completions)
 
     def cancel(self, tickets: Iterable[int]) -> None:
         """Stop what has not begun. The slots stay taken until the data plane says that nothing can touch them."""
         for ticket in tickets:
-            if ticket in self._under_way:
+            if self._traffic.runs(ticket):
                 self._plane.cancel(ticket)
 
     def promote(self, tickets: Iterable[int], deadline: float) -> None:
         """Somebody waits for these now: serve them as demand."""
         for ticket in tickets:
-            if ticket in self._under_way:
+            if self._traffic.runs(ticket):
                 self._plane.promote(ticket, Priority.DEMAND, deadline)
                 self._costs.promoted(ticket, Priority.DEMAND)
 
@@ -394,13 +304,36 @@ class Placement:
 
     @property
     def under_way(self) -> int:
-        return len(self._under_way)
+        return self._traffic.under_way
 
     @property
     def moving(self) -> int:
         """Transfers under way whose end can be expected: not those that hang."""
-        return sum(not transfer.hangs for transfer in self._under_way.values())
+        return self._traffic.under_way - self._traffic.hanging
 
     def runs(self, ticket: int) -> bool:
         """Whether the data plane has not said its last word on the ticket."""
-        return ticket in self._under_way
+        return self._traffic.runs(ticket)
+
+    # ---- the account ---------------------------------------------------------------------------------------------
+
+    @property
+    def disk_offline(self) -> bool:
+        """Whether a transfer found it out of service."""
+        return self._traffic.disk_offline
+
+    @property
+    def bytes_moved(self) -> dict[str, int]:
+        """By the tiers between which: ``device_to_host`` and so on, those that there were."""
+        return {_MOVES[lane]: pages * self._page_bytes for lane, pages in self._traffic.pages_moved.items()}
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Pages that did not arrive, by why: a PageStatus's name, or ``refused`` by the data plane."""
+        found = {status.name.lower(): pages for status, pages in self._traffic.failures.items()}
+        return found | ({"refused": self._traffic.pages_refused} if self._traffic.pages_refused else {})
+
+    @property
+    def stores_dropped(self) -> int:
+        """Pages that were to go down and found no room or no place in a queue."""
+        return self._traffic.pages_dropped

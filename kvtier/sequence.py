@@ -106,13 +106,10 @@ class Sequence:
     expires: float = 0.0
     state: State = State.MATCHED
     _nodes: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
-    later: list[int] = field(default_factory=list)
-    """Nodes that follow these, not joined with them yet."""
     origin: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     growing: _core.Growing = field(init=False)
-    """Its tokens and, once RUNNING, its table."""
+    """Its tokens, once RUNNING its table, and the nodes that follow ``_nodes`` and are not joined with them yet."""
     private: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
-    cached: int = 0
     tickets: set[int] = field(default_factory=set)
     cuts: tuple[int, ...] = ()
     waits: bool = False
@@ -134,22 +131,24 @@ class Sequence:
     @property
     def nodes(self) -> Slots:
         """Of its blocks in the catalog, or promised, in order."""
-        if self.later:
-            self._nodes = np.concatenate([self._nodes, np.array(self.later, np.uint32)])
-            self.later.clear()
+        later = self.growing.take_later()
+        if later:
+            self._nodes = np.concatenate([self._nodes, np.array(later, np.uint32)])
         return self._nodes
 
     @nodes.setter
     def nodes(self, nodes: Slots) -> None:
         self._nodes = nodes
-        self.later.clear()
+        self.growing.leaf = int(nodes[-1]) if len(nodes) else None
 
     @property
-    def leaf(self) -> int | None:
-        """The last of its nodes; None: it has none."""
-        if self.later:
-            return self.later[-1]
-        return int(self._nodes[-1]) if len(self._nodes) else None
+    def cached(self) -> int:
+        """Its first blocks, those that were offered to the catalog."""
+        return self.growing.cached
+
+    @cached.setter
+    def cached(self, blocks: int) -> None:
+        self.growing.cached = blocks
 
     @property
     def promised(self) -> int:

@@ -90,8 +90,7 @@ class TailLoader:
         own = sequence.table[computed:found]
         sequence.growing.put(computed, np.ascontiguousarray(self._catalog.state(arrived)[0][:, Tier.DEVICE]))
         self._catalog.give_back(Tier.DEVICE, own, sequence.request)
-        sequence.later += arrived.tolist()
-        sequence.cached = found
+        sequence.growing.joined(arrived.tolist())
         # Another request may have computed some of them. And where a block was computed while its page was on its way,
         # that page is of no use to anybody yet: so the others cannot be kept by `narrow`.
         self._catalog.hold_in(sequence.request, Tier.DEVICE)

@@ -32,23 +32,6 @@ std::span<const T> view(const In<T>& array) {
   return array.span();
 }
 
-// Tokens of a block that is named by its content, which this catalog's labels must be made for.
-std::size_t block_size_of(const Catalog& catalog) {
-  const std::size_t bytes = catalog.label_bytes();
-  if (bytes <= kDigestBytes)
-    throw std::invalid_argument("content: this catalog's labels of " + std::to_string(bytes) + " bytes are not of it");
-  return (bytes - kDigestBytes) / sizeof(std::uint32_t);
-}
-
-std::vector<std::uint8_t> labels_of(const Catalog& catalog, const Content& content, std::size_t first,
-                                    std::size_t last) {
-  const std::size_t block_size = block_size_of(catalog);
-  content.require_whole(first, last, block_size);
-  std::vector<std::uint8_t> out((last - first) * catalog.label_bytes());
-  content.labels(first, last, block_size, out.data());
-  return out;
-}
-
 template <class T>
 ArrayOut<T> give(const std::vector<T>& values) {
   return array_of<T, 1>(values.data(), {values.size()});
@@ -142,14 +125,14 @@ void bind_request(nb::class_<Catalog>& c) {
       nb::arg("tier"), nb::arg("nodes"), nb::arg("slots"), nb::arg("request"));
   c.def(
       "extend",
-      [](Catalog& self, NodeId parent, const Growing& growing, std::size_t first, std::size_t last, Tier tier) {
-        const Catalog::Slots table(growing.table);
-        if (last > table.size()) throw std::invalid_argument("table: it has fewer slots than `last` blocks");
-        const std::vector<std::uint8_t> labels = labels_of(self, growing.content, first, last);
-        Extension made = self.extend(parent, labels, tier, table.subspan(first, last - first), growing.request);
-        return std::make_tuple(std::move(made.nodes), std::move(made.fresh));
+      [](Catalog& self, const std::vector<std::tuple<Growing*, std::size_t, std::optional<NodeId>>>& computed,
+         Tier tier) {
+        std::vector<Computed> parts;
+        parts.reserve(computed.size());
+        for (const auto& [growing, blocks, root] : computed) parts.push_back({growing, blocks, root});
+        return extend(self, tier, parts);
       },
-      nb::arg("parent"), nb::arg("growing"), nb::arg("first"), nb::arg("last"), nb::arg("tier"));
+      nb::arg("computed"), nb::arg("tier"));
   c.def(
       "take",
       [](Catalog& self, Tier tier, std::size_t n, RequestId request) { return give(self.take(tier, n, request)); },

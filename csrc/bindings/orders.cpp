@@ -6,25 +6,32 @@
 
 #include <algorithm>
 #include <tuple>
+#include <vector>
 
 #include "bindings/arrays.hpp"
 #include "bindings/bindings.hpp"
+#include "bindings/completions.hpp"
+#include "orders/traffic.hpp"
 
 namespace nb = nanobind;
 
 namespace kvtier {
 namespace {
 
-std::tuple<Ticket, std::size_t> issue(Orders& self, const std::vector<Tier>& path, const ArrayIn<NodeId, 1>& nodes,
-                                      RequestId request, bool backed_only, bool cold, int priority, double deadline_s,
-                                      std::uintptr_t stream, const std::vector<std::size_t>& cuts, bool refuse) {
+using Path = std::vector<Tier>;
+using Nodes = ArrayIn<NodeId, 1>;
+
+Priority priority_of(int priority) { return static_cast<Priority>(std::clamp(priority, 0, 255)); }
+
+std::tuple<Ticket, std::size_t> load(Orders& self, const Path& path, const Nodes& nodes, RequestId request,
+                                     bool backed_only, int priority, double deadline_s, std::uintptr_t stream,
+                                     const std::vector<std::size_t>& cuts, bool refuse) {
   Wish wish;
   wish.path = path;
   wish.nodes = nodes.span();
   wish.request = request;
   wish.backed_only = backed_only;
-  wish.cold = cold;
-  wish.priority = static_cast<Priority>(std::clamp(priority, 0, 255));
+  wish.priority = priority_of(priority);
   if (deadline_s > 0) wish.deadline = Time(seconds(deadline_s));
   wish.cuts = cuts;
   wish.stream = stream;
@@ -32,16 +39,98 @@ std::tuple<Ticket, std::size_t> issue(Orders& self, const std::vector<Tier>& pat
   return {issued.ticket, issued.count};
 }
 
+Ticket store(Orders& self, const Path& path, const Nodes& nodes, bool cold, int priority, std::uintptr_t stream,
+             bool refuse) {
+  if (path.size() != 2) throw std::invalid_argument("path: a store goes from one tier to the next");
+  Wish wish;
+  wish.path = path;
+  wish.nodes = nodes.span();
+  wish.cold = cold;
+  wish.priority = priority_of(priority);
+  wish.stream = stream;
+  return self.store(wish, refuse);
+}
+
+nb::dict settle(Orders& self, bool spill, bool refuse) {
+  nb::dict out;
+  for (const Ended& ended : self.settle(spill, refuse)) out[nb::int_(ended.ticket)] = nb::bool_(ended.whole);
+  return out;
+}
+
+nb::tuple settle_told(Traffic& self, const nb::list& completions) {
+  nb::dict ended;
+  std::vector<NodeId> below;
+  for (const nb::handle told : completions) {
+    const Completion done = completion_of(told);
+    const std::optional<bool> whole = self.settle(done, &below);
+    if (whole) ended[nb::int_(done.ticket)] = nb::bool_(*whole);
+  }
+  return nb::make_tuple(ended, below);
+}
+
+nb::dict pages_moved(const Traffic& self) {
+  nb::dict out;
+  for (int i = 0; i < kLanes; ++i) {
+    const auto lane = static_cast<Lane>(i);
+    if (self.pages_moved(lane) != 0) out[lane_name(lane)] = self.pages_moved(lane);
+  }
+  return out;
+}
+
+nb::dict failures(const Traffic& self) {
+  nb::dict out;
+  for (int i = 0; i < Traffic::kStatuses; ++i) {
+    const auto status = static_cast<PageStatus>(i);
+    if (self.failures(status) != 0) out[nb::cast(status)] = self.failures(status);
+  }
+  return out;
+}
+
 }  // namespace
 
 void bind_orders(nb::module_& m) {
-  nb::class_<Orders>(m, "Orders", "Orders from a catalog to a mover of the same process. See kvtier.orders.")
-      .def(nb::init<Catalog&, Mover&>(), nb::arg("catalog"), nb::arg("mover"), nb::keep_alive<1, 2>(),
+  nb::class_<Traffic>(m, "Traffic", "What is under way between the tiers. See kvtier.orders.")
+      .def(nb::init<Catalog&, CostModel&>(), nb::arg("catalog"), nb::arg("costs"), nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 3>())
-      .def("issue", &issue, nb::arg("path"), nb::arg("nodes"), nb::arg("request"), nb::arg("backed_only"),
-           nb::arg("cold"), nb::arg("priority"), nb::arg("deadline_s"), nb::arg("stream"), nb::arg("cuts"),
-           nb::arg("refuse"),
-           "(ticket, pages that move), or (0, pages that the mover refused): then nothing is reserved any more.");
+      .def(
+          "begun",
+          [](Traffic& self, Ticket ticket, const Path& path, const Nodes& nodes, int priority, double now) {
+            self.begun(ticket, path, nodes.span(), priority_of(std::clamp(priority, 0, 2)), now);
+          },
+          nb::arg("ticket"), nb::arg("path"), nb::arg("nodes"), nb::arg("priority"), nb::arg("now"),
+          "The data plane has taken a transfer of these pages.")
+      .def("refused", &Traffic::refuse, nb::arg("pages"), "It has not.")
+      .def("dropped", &Traffic::drop, nb::arg("pages"), "So many were to go down, and stay where they are.")
+      .def("settle", &settle_told, nb::arg("completions"),
+           nb::sig("def settle(self, completions: list[typing.Any]) -> tuple[dict[int, bool], list[int]]"),
+           "Words of the data plane, each a kvtier.messages.Completion. By ticket, whether all of it went well, of "
+           "those "
+           "that were under way; and the nodes of what has come down to host memory.")
+      .def("runs", &Traffic::runs, nb::arg("ticket"), "Whether the last word on the ticket was not said.")
+      .def(
+          "moves", [](const Traffic& self, const Path& path) { return self.moves(path); }, nb::arg("path"),
+          "Whether a transfer along `path` is under way whose end can be expected.")
+      .def_prop_ro("under_way", &Traffic::under_way)
+      .def_prop_ro("hanging", &Traffic::hanging,
+                   "Of these, those that were reported early: when they end nobody knows.")
+      .def_prop_rw("disk_offline", &Traffic::disk_offline, &Traffic::take_disk_offline,
+                   "Whether a transfer found it out of service.")
+      .def_prop_ro("pages_moved", &pages_moved, nb::sig("def pages_moved(self) -> dict[str, int]"), "By lane.")
+      .def_prop_ro("failures", &failures, nb::sig("def failures(self) -> dict[PageStatus, int]"),
+                   "Pages by what became of them, where that was no success.")
+      .def_prop_ro("pages_refused", &Traffic::refused)
+      .def_prop_ro("pages_dropped", &Traffic::dropped);
+  nb::class_<Orders>(m, "Orders", "Orders from a catalog to a mover of the same process. See kvtier.orders.")
+      .def(nb::init<Catalog&, Mover&, Traffic&>(), nb::arg("catalog"), nb::arg("mover"), nb::arg("traffic"),
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+      .def("load", &load, nb::arg("path"), nb::arg("nodes"), nb::arg("request"), nb::arg("backed_only"),
+           nb::arg("priority"), nb::arg("deadline_s"), nb::arg("stream"), nb::arg("cuts"), nb::arg("refuse"),
+           "(ticket, pages that move); (0, 0): nothing does.")
+      .def("store", &store, nb::arg("path"), nb::arg("nodes"), nb::arg("cold"), nb::arg("priority"), nb::arg("stream"),
+           nb::arg("refuse"), "The ticket; 0: nothing moves.")
+      .def("settle", &settle, nb::arg("spill"), nb::arg("refuse"),
+           nb::sig("def settle(self, spill: bool, refuse: bool) -> dict[int, bool]"),
+           "What the mover has reported, by ticket: whether all of it went well.");
 }
 
 }  // namespace kvtier

@@ -1,9 +1,12 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/arrays.hpp"
@@ -100,6 +103,18 @@ void bind_requests(nb::module_& m) {
           "slots", [](const Growing& self) { return array_of<Slot, 1>(self.table.data(), {self.table.size()}); },
           "A copy of its block table.")
       .def("put", &put, nb::arg("first"), nb::arg("slots"), "These are the slots of its blocks from `first` on.")
+      .def_rw("cached", &Growing::cached, "Of its blocks, from the first, those that were offered to the catalog.")
+      .def_prop_rw(
+          "leaf", [](const Growing& self) { return self.leaf; },
+          [](Growing& self, std::optional<NodeId> leaf) { self.leaf = leaf, self.later.clear(); },
+          nb::for_setter(nb::arg("leaf").none()),
+          "The last of their nodes; None: there is none. Once it is set, all before it are known.")
+      .def(
+          "joined", [](Growing& self, const std::vector<NodeId>& nodes) { self.joined(nodes); }, nb::arg("nodes"),
+          "These are the nodes of its next blocks.")
+      .def(
+          "take_later", [](Growing& self) { return std::exchange(self.later, {}); },
+          "The nodes behind those that are known; they are then.")
       .def("clear", [](Growing& self) { self.table.clear(), self.noted = 0; })
       .def("lengthen", &lengthen, nb::arg("catalog"), nb::arg("tier"), nb::arg("n"),
            "Take so many slots more; False: there is no room, and nothing was changed.");

@@ -15,6 +15,7 @@ namespace kvtier {
 class Fit {
  public:
   static constexpr std::size_t kMost = 3;
+  static constexpr double kSeedWeight = 3;  // observations
   using Features = std::span<const double>;
 
   // Throws std::invalid_argument for what the documentation does not allow; so does seed.
@@ -22,7 +23,7 @@ class Fit {
 
   std::optional<double> predict(Features features) const;
   void observe(Features features, double seconds);
-  void seed(std::span<const double> coefficients, double weight);
+  void seed(std::span<const double> coefficients, double weight = kSeedWeight);
 
   bool known() const { return known_; }
   std::span<const double> coefficients() const { return {coefficients_.data(), size_}; }

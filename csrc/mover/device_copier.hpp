@@ -9,10 +9,10 @@
 #include <string>
 
 #include "common/identity.hpp"
+#include "common/lane.hpp"
 #include "common/types.hpp"
 #include "copy/host_arena.hpp"
 #include "copy/segments.hpp"
-#include "mover/lane.hpp"
 
 namespace kvtier {
 

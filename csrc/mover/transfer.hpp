@@ -9,9 +9,10 @@
 #include <span>
 #include <vector>
 
+#include "common/completion.hpp"
 #include "common/identity.hpp"
+#include "common/lane.hpp"
 #include "common/types.hpp"
-#include "mover/lane.hpp"
 #include "mover/slices.hpp"
 
 namespace kvtier {
@@ -21,7 +22,6 @@ class DeviceFence;
 using Clock = std::chrono::steady_clock;  // CLOCK_MONOTONIC: the same numbers as Python's time.monotonic()
 using Time = Clock::time_point;
 inline constexpr Time kNever = Time::max();
-inline constexpr int kMaxHops = 2;
 inline constexpr int kPageStatuses = 20;  // one past the largest PageStatus
 
 inline double to_seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
@@ -136,29 +136,6 @@ struct Chunk {
   std::uint32_t slice = 0;
   std::uint32_t count = 0;
   std::uint32_t pages[kMaxPages];
-};
-
-struct HopReport {
-  Lane lane = Lane::kOffload;
-  std::uint64_t bytes = 0;
-  double queue_s = 0;    // from its first page being ready to that page being taken
-  double busy_s = 0;     // with at least one page being moved
-  double started_s = 0;  // its first page was taken, and its last one came back; on the monotonic clock, 0: never
-  double ended_s = 0;
-  std::uint64_t carried = 0;  // bytes moved in that time, also those that nobody wanted any more
-};
-
-// What is said of a transfer, at most twice: early, with some pages still kPending, and finally. A status once said
-// never changes.
-struct Completion {
-  Ticket ticket = 0;
-  bool final = true;
-  std::uint32_t count = 0;
-  int hop_count = 0;
-  std::vector<PageStatus> status;  // [hop_count][count]
-  HopReport hops[kMaxHops];
-  double submitted_s = 0;  // both on the monotonic clock
-  double finished_s = 0;   // of an early report: when it was read
 };
 
 }  // namespace kvtier

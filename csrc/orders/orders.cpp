@@ -32,9 +32,46 @@ Issued Orders::issue(const Wish& wish, bool refuse) {
     take_back(reserved, wish.path.size() - 1);
     throw;
   }
-  if (said == Submit::kAccepted) return {reserved.ticket, reserved.count};
-  take_back(reserved, wish.path.size() - 1);
-  return {0, reserved.count};
+  if (said != Submit::kAccepted) {
+    take_back(reserved, wish.path.size() - 1);
+    traffic_.refuse(reserved.count);
+    return {};
+  }
+  traffic_.begun(reserved.ticket, wish.path, wish.nodes.first(reserved.count), wish.priority,
+                 to_seconds(Clock::now().time_since_epoch()));
+  return {reserved.ticket, reserved.count};
+}
+
+Ticket Orders::store(Wish wish, bool refuse) {
+  const Tier target = wish.path[1];
+  if (target == Tier::kDisk && traffic_.disk_offline()) {
+    traffic_.drop(wish.nodes.size());
+    return 0;
+  }
+  const std::vector<NodeId> wanted = catalog_.lacking(wish.nodes, wish.path[0], target);
+  if (wanted.empty()) return 0;
+  wish.nodes = wanted;
+  const Issued issued = issue(wish, refuse);
+  traffic_.drop(wanted.size() - issued.count);
+  return issued.ticket;
+}
+
+std::span<const Ended> Orders::settle(bool spill, bool refuse) {
+  reported_.clear(), below_.clear(), ended_.clear();
+  mover_.poll(&reported_);
+  for (const Completion& done : reported_) {
+    const std::optional<bool> whole = traffic_.settle(done, &below_);
+    if (whole) ended_.push_back({done.ticket, *whole});
+  }
+  if (spill && !below_.empty()) {
+    constexpr Tier kSpillPath[] = {Tier::kHost, Tier::kDisk};
+    Wish wish;
+    wish.path = kSpillPath;
+    wish.nodes = below_;
+    wish.priority = Priority::kBackground;
+    store(wish, refuse);
+  }
+  return ended_;
 }
 
 void Orders::take_back(const Reservation& reserved, std::size_t hops) {

@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "catalog/catalog.hpp"
 #include "mover/mover.hpp"
+#include "orders/traffic.hpp"
 
 namespace kvtier {
 
@@ -27,24 +29,39 @@ struct Wish {
 
 struct Issued {
   Ticket ticket = 0;      // 0: nothing moves
-  std::size_t count = 0;  // of the nodes, from the first, that move; of those that were refused where nothing does
+  std::size_t count = 0;  // of the nodes, from the first, that move
+};
+
+struct Ended {
+  Ticket ticket = 0;
+  bool whole = false;
 };
 
 class Orders {
  public:
-  // Both must outlive this; all calls from the one thread that calls the catalog.
-  Orders(Catalog& catalog, Mover& mover) : catalog_(catalog), mover_(mover) {}
+  // All must outlive this; all calls from the one thread that calls the catalog.
+  Orders(Catalog& catalog, Mover& mover, Traffic& traffic) : catalog_(catalog), mover_(mover), traffic_(traffic) {}
 
   // Reserves slots for as many of the pages as can be had and has them moved. What the mover refuses (`refuse`: this
   // was decided already), or throws for, leaves no ticket open and no page filling. Throws std::invalid_argument.
   Issued issue(const Wish& wish, bool refuse = false);
+  // Has those of the pages copied down that the next tier lacks. What finds no room or no place is dropped.
+  Ticket store(Wish wish, bool refuse = false);
+  // Settles what the mover has reported. `spill`: what came down to host memory goes on to the disk. The answer is good
+  // until the next call.
+  std::span<const Ended> settle(bool spill, bool refuse = false);
 
  private:
   void take_back(const Reservation& reservation, std::size_t hops);
 
   Catalog& catalog_;
   Mover& mover_;
-  std::vector<std::uint8_t> identities_;  // of the order being made; kept, so that a steady state allocates nothing
+  Traffic& traffic_;
+  // Of the call under way; kept, so that a steady state allocates next to nothing.
+  std::vector<std::uint8_t> identities_;
+  std::vector<Completion> reported_;
+  std::vector<NodeId> below_;
+  std::vector<Ended> ended_;
 };
 
 }  // namespace kvtier

@@ -1,5 +1,7 @@
 #include "requests/growing.hpp"
 
+#include <stdexcept>
+
 namespace kvtier {
 
 std::string Step::wrong_with(const Advance& part) const {
@@ -12,6 +14,42 @@ std::string Step::wrong_with(const Advance& part) const {
     return std::to_string(has) + " with those before them need " + std::to_string(blocks(has)) +
            " device slots; there are " + std::to_string(slots);
   return {};
+}
+
+std::size_t block_size_of(const Catalog& catalog) {
+  const std::size_t bytes = catalog.label_bytes();
+  if (bytes <= kDigestBytes)
+    throw std::invalid_argument("content: this catalog's labels of " + std::to_string(bytes) + " bytes are not of it");
+  return (bytes - kDigestBytes) / sizeof(std::uint32_t);
+}
+
+std::vector<std::uint8_t> labels_of(const Catalog& catalog, const Content& content, std::size_t first,
+                                    std::size_t last) {
+  const std::size_t block_size = block_size_of(catalog);
+  content.require_whole(first, last, block_size);
+  std::vector<std::uint8_t> out((last - first) * catalog.label_bytes());
+  content.labels(first, last, block_size, out.data());
+  return out;
+}
+
+std::vector<NodeId> extend(Catalog& catalog, Tier tier, std::span<const Computed> computed) {
+  std::vector<NodeId> fresh;
+  for (const Computed& part : computed) {
+    Growing& growing = *part.growing;
+    const std::optional<NodeId> parent = growing.leaf ? growing.leaf : part.root;
+    const std::size_t first = growing.cached;
+    if (part.blocks > first && parent) {
+      const std::span<const Slot> table(growing.table);
+      if (part.blocks > table.size()) throw std::invalid_argument("table: it has fewer slots than blocks are computed");
+      const std::vector<std::uint8_t> labels = labels_of(catalog, growing.content, first, part.blocks);
+      const Extension made =
+          catalog.extend(*parent, labels, tier, table.subspan(first, part.blocks - first), growing.request);
+      growing.joined(made.nodes);
+      fresh.insert(fresh.end(), made.fresh.begin(), made.fresh.end());
+    }
+    if (growing.cached < part.blocks) growing.noted = growing.cached;  // the others will be offered again
+  }
+  return fresh;
 }
 
 void Step::run(std::span<Advance> parts) {

@@ -1,11 +1,14 @@
-// What grows as a request runs, its tokens and the slots of its blocks, and a step of a batch of them.
+// What grows as a request runs, its tokens, the slots of its blocks and their nodes; a step of a batch of them, and the
+// blocks that some of them have computed.
 //
 //   tokens    |<---------- computed by the pass ---------->|<- made ->|
+//   nodes     |<- cached ->|                                              in the catalog
 //   table     |<-------------------- slots --------------------------->|   for all of them, where there is room
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,14 +18,40 @@
 
 namespace kvtier {
 
+// Tokens of a block that is named by its content, which this catalog's labels must be made for.
+std::size_t block_size_of(const Catalog& catalog);
+// Labels of the content's blocks [first, last); throws std::invalid_argument unless they are there and whole.
+std::vector<std::uint8_t> labels_of(const Catalog& catalog, const Content& content, std::size_t first,
+                                    std::size_t last);
+
 struct Growing {
   Growing(Content& its_content, RequestId its_request) : content(its_content), request(its_request) {}
 
   Content& content;  // outlives this
   RequestId request;
   std::vector<Slot> table;
-  std::size_t noted = 0;  // of its blocks that are computed, those that somebody was told of
+  std::size_t noted = 0;       // of its blocks that are computed, those that somebody was told of
+  std::size_t cached = 0;      // of its blocks, from the first, those that were offered to the catalog
+  std::optional<NodeId> leaf;  // the last of their nodes, if the catalog kept any
+  std::vector<NodeId> later;   // nodes that nobody has asked for yet
+
+  void joined(std::span<const NodeId> nodes) {  // these are the next ones
+    cached += nodes.size();
+    if (!nodes.empty()) leaf = nodes.back();
+    later.insert(later.end(), nodes.begin(), nodes.end());
+  }
 };
+
+// Blocks of a request that are computed and in its slots, up to a number of them; below `root` where none is cached.
+struct Computed {
+  Growing* growing = nullptr;
+  std::size_t blocks = 0;
+  std::optional<NodeId> root;
+};
+
+// Offers the catalog, whose labels are of content, the blocks of these that it was not offered yet; returns the nodes
+// whose pages are new in the tier. What the catalog has no room for is not cached and not noted either.
+std::vector<NodeId> extend(Catalog& catalog, Tier tier, std::span<const Computed> computed);
 
 // One request's part of a step: what it is to say, then what came of it.
 struct Advance {

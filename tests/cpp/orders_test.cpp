@@ -24,13 +24,15 @@ struct Joined : Rig {
 
 TEST_CASE("an order is reserved and moved, or neither") {
   Joined rig;
-  Orders orders(rig.catalog, *rig.mover);
+  CostModel costs(1024, 8u << 20);
+  Traffic traffic(rig.catalog, costs);
+  Orders orders(rig.catalog, *rig.mover, traffic);
   const Tier down[] = {D, H};
   Wish wish;
   wish.path = down;
   wish.nodes = rig.nodes;
   CHECK(orders.issue(wish, true).ticket == 0);
-  CHECK(orders.issue(wish, true).count == rig.nodes.size());
+  CHECK(traffic.refused() == rig.nodes.size());
   wish.priority = static_cast<Priority>(9);
   CHECK_THROWS(orders.issue(wish));
   CHECK(rig.catalog.stats().transfers == 0);

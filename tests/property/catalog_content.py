@@ -11,9 +11,7 @@ from catalog_shadow import Key
 from catalog_upkeep import UpkeepRules
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from numpy.typing import NDArray
 
-from kvtier._core import Growing
 from kvtier.catalog import NO_SLOT, Tier
 from kvtier.content import Content
 
@@ -44,19 +42,13 @@ class ContentRules(UpkeepRules):
         table = np.full(len(chain), NO_SLOT, np.uint32)
         table[first:last] = slots
         content = s.content(chain[-1][2])
-
-        def growing(table: NDArray[np.uint32]) -> Growing:
-            grows = Growing(content.native, request)
-            grows.put(0, table)
-            return grows
-
         for wrong in [NO_SLOT, *slots[:-1]][:2] if slots else []:  # it is not the request's, or is there twice
             bad = table.copy()
             bad[last - 1] = wrong
             with pytest.raises(ValueError, match="slots"):
-                self.catalog.extend(parent, growing(bad), first, last, tier)
+                self.catalog.extend(parent, content, bad, first, last, tier, request)
             s.verify()  # nothing has changed
-        nodes, fresh = self.catalog.extend(parent, growing(table), first, last, tier)
+        nodes, fresh = self.catalog.extend(parent, content, table, first, last, tier, request)
         new = [(tier, key) not in s.pages and s.current(key) for key in keys]
         self.inserted(keys, nodes, request)
         assert fresh == [node for node, is_new in zip(nodes, new, strict=True) if is_new]

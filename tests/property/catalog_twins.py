@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, is_dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from kvtier._core import Growing
 from kvtier.catalog import Catalog, Tier, TierSpec
@@ -43,10 +45,27 @@ class Twins:
                 with pytest.raises(ValueError, match=re.escape(str(error))):
                     other(*args, **options)
                 raise
-            np.testing.assert_equal(_plain(other(*args, **options)), _plain(said), f"the twins part in {one.__name__}")
+            np.testing.assert_equal(_plain(other(*args, **options)), _plain(said), f"the twins part in {one}")
             return said
 
         return call
+
+    def extend(
+        self, parent: int, content: Content, table: NDArray[np.uint32], first: int, last: int, tier: Tier, request: int
+    ) -> tuple[list[int], list[int]]:
+        """A request of this content and table goes on below ``parent``: its new nodes, and those with a new page."""
+
+        def of(catalog: Catalog) -> tuple[list[int], list[int]]:
+            growing = Growing(content.native, request)
+            growing.put(0, table)
+            growing.cached, growing.noted, growing.leaf = first, last, parent if first else None
+            fresh = catalog.extend([(growing, last, parent)], tier)
+            nodes = growing.take_later()
+            assert growing.cached == growing.noted == first + len(nodes)
+            return nodes, fresh
+
+        said: tuple[list[int], list[int]] = self._of_both(partial(of, self.one), partial(of, self.other))()
+        return said
 
     def lengthen(self, table: Sequence[int], tier: Tier, n: int, request: int) -> tuple[bool, list[int]]:
         """A request's ``table`` takes ``n`` slots more: whether there was room, and what it is then."""

@@ -391,15 +391,17 @@ def test_extending_a_chain_is_inserting_and_adopting_it(present: int) -> None:
     catalog.drop(Tier.HOST, store(catalog, 1, 1, 2)[present:])
     slots = catalog.take(Tier.HOST, 3, 2)
     with pytest.raises(ValueError, match="table: it has fewer slots"):
-        catalog.extend(root, growing(2, words(1, 2, 3), slots[:2]), 0, 3, Tier.HOST)
+        catalog.extend([(growing(2, words(1, 2, 3), slots[:2]), 3, root)], Tier.HOST)
     with pytest.raises(ValueError, match="of 4 tokens given; 8 tokens are known"):
-        catalog.extend(root, growing(2, words(1, 2), slots), 0, 3, Tier.HOST)
+        catalog.extend([(growing(2, words(1, 2), slots), 3, root)], Tier.HOST)
     with pytest.raises(ValueError, match="not a private slot of this request"):
-        catalog.extend(root, growing(3, words(1, 2, 3), slots), 0, 3, Tier.HOST)
+        catalog.extend([(growing(3, words(1, 2, 3), slots), 3, root)], Tier.HOST)
     assert hit(catalog, 1, 2, 3) == present  # nothing was done
     content = words(1, 2, 3)
     request = growing(2, content, slots)
-    nodes, fresh = catalog.extend(root, request, 0, 3, Tier.HOST)
+    fresh = catalog.extend([(request, 3, root)], Tier.HOST)
+    nodes = request.take_later()
+    assert (request.cached, request.leaf, request.take_later()) == (3, nodes[-1], [])
     assert nodes[:present] == held
     assert fresh == nodes[present:]
     assert catalog.state(nodes)[0][present:, Tier.HOST].tolist() == slots[present:].tolist()
@@ -408,7 +410,8 @@ def test_extending_a_chain_is_inserting_and_adopting_it(present: int) -> None:
     content.append([4] * BLOCK)
     assert request.lengthen(catalog.native, Tier.HOST, 1)
     assert (len(request), request.slots()[:3].tolist()) == (4, slots.tolist())
-    more, _ = catalog.extend(nodes[-1], request, 3, 4, Tier.HOST)
+    more = catalog.extend([(request, 4, None)], Tier.HOST)  # below what it has
+    assert request.take_later() == more
     assert catalog.state(more)[0][:, Tier.HOST].tolist() == request.slots()[3:].tolist()
     assert not request.lengthen(catalog.native, Tier.HOST, 99)
     assert len(request) == 4  # no room, and nothing was taken
@@ -422,9 +425,30 @@ def test_a_full_catalog_extends_a_prefix() -> None:
     root = catalog.root(SPACE)
     catalog.insert(root, named(catalog, *range(11, 18)), 1)
     slots = catalog.take(Tier.HOST, 3, 2)
-    nodes, fresh = catalog.extend(root, growing(2, words(1, 2, 3), slots), 0, 3, Tier.HOST)
+    request, none = growing(2, words(1, 2, 3), slots), growing(2, words(4), slots[:0])
+    request.noted = none.noted = 3
+    fresh = catalog.extend([(request, 3, root), (none, 1, None)], Tier.HOST)
+    nodes = request.take_later()
     assert 1 <= len(nodes) == len(fresh) < 3
+    assert request.cached == request.noted == len(nodes), "what found no room will not be offered again"
+    assert none.cached == none.noted == 0
     assert hit(catalog, 1, 2, 3) == len(nodes)
+    catalog.check()
+
+
+def test_extending_several_chains_is_extending_each() -> None:
+    """Also where one is the beginning of another: the second has its page already, and keeps its own slot."""
+    catalog = make(labels="content")
+    root = catalog.root(SPACE)
+    requests = []
+    for number, blocks in enumerate([(1, 2), (1, 2, 3), (1, 4)], 2):
+        requests.append(growing(number, words(*blocks), catalog.take(Tier.HOST, len(blocks), number)))
+    fresh = catalog.extend([(request, len(request), root) for request in requests], Tier.HOST)
+    one, two, three = (request.take_later() for request in requests)
+    assert one == two[:2]
+    assert one[0] == three[0]
+    assert fresh == [*one, two[2], three[1]]
+    assert catalog.usage(Tier.HOST).private == 3
     catalog.check()
 
 
@@ -493,7 +517,7 @@ def test_content_is_no_label_of_a_catalog_of_other_ones(labels: Literal["token",
     root, slots = catalog.root(SPACE), catalog.take(Tier.HOST, 1, 1)
     for call in (
         lambda: catalog.foresee(root, Content([5] * 16), 0, None, Tier.HOST, False, 1),
-        lambda: catalog.extend(root, growing(1, Content([5] * 16), slots), 0, 1, Tier.HOST),
+        lambda: catalog.extend([(growing(1, Content([5] * 16), slots), 1, root)], Tier.HOST),
     ):
         with pytest.raises(ValueError, match=f"content: this catalog's labels are '{labels}'; 'content' is needed"):
             call()

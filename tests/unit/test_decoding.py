@@ -155,9 +155,9 @@ def test_who_runs_no_longer_is_not_advanced(running):
 
 def test_what_the_catalog_had_no_room_for_is_offered_again_at_the_next_token(running, monkeypatch):
     asked = []
-    monkeypatch.setattr(running._lookup, "index", lambda sequence, blocks: asked.append(blocks) or [])
+    monkeypatch.setattr(running._lookup, "root", asked.append)  # more namespaces than the catalog can tell apart
     running._gathering._most = 1
     for _ in range(3):
         running.advance({"b": 1})
         running.flush()
-    assert asked == [1, 1, 1]
+    assert len(asked) == 3

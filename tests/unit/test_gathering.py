@@ -20,9 +20,11 @@ class Below:
         self.told, self.behind = [], None
         self.gathering = Gathering(self, self, page_bytes)
 
-    def index(self, sequence, blocks):
-        nodes = list(range(sequence.cached, blocks))
-        sequence.cached = blocks
+    def index(self, computed):
+        nodes = []
+        for sequence, blocks in computed:
+            nodes += range(sequence.cached, blocks)
+            sequence.cached = blocks
         return nodes
 
     def on_computed(self, nodes, *, behind):

@@ -39,12 +39,12 @@ FORBIDDEN = {"sim": {"tiers", "tiers.device", "tiers.host", "tiers.disk", "mover
 INCLUDES = {
     "common": {"common"},
     "content": {"common", "content"},
-    "costs": {"costs"},
+    "costs": {"common", "costs"},
     "catalog": {"common", "catalog"},
     "copy": {"common", "copy"},
     "io": {"common", "io"},
     "mover": {"common", "copy", "io", "mover"},
-    "orders": {"catalog", "common", "mover", "orders"},
+    "orders": {"catalog", "common", "costs", "mover", "orders"},
     "requests": {"catalog", "common", "content", "requests"},
     "cuda": {"common", "copy", "cuda", "mover"},  # of the mover its words for a device, no more
 }

@@ -454,7 +454,7 @@ def test_a_disk_out_of_service_takes_part_in_nothing(rig):
     rig.run("a", PROMPT)
     rig.evict(Tier.DEVICE, Tier.HOST)
     placement = rig.manager.placement
-    placement.disk_offline = True
+    placement._traffic.disk_offline = True
     hint = rig.manager.prefetch(PROMPT)
     assert (hint.found, hint.staged, hint.ticket) == (0, 0, 0)
     placement.ahead, placement._low, placement._high = [SPILL], 1.0, 1.0
@@ -504,12 +504,13 @@ def test_a_request_that_never_started_holds_nothing_after_an_invalidation(rig):
 def test_a_request_holds_nothing_that_it_is_not_promised(rig):
     rig.run("a", PROMPT)
     rig.evict(Tier.DEVICE, Tier.HOST)
-    rig.manager.placement.disk_offline = True
+    rig.manager.placement._traffic.disk_offline = True
     assert rig.manager.get_computed_blocks("b", PROMPT).num_tokens == 0
     assert rig.manager.stats().slots["disk"]["pinned"] == 0
 
 
-def test_poll_waits_for_nothing_that_will_not_come(rig, monkeypatch):
+def test_poll_waits_for_nothing_that_will_not_come(message_rig, monkeypatch):
+    rig = message_rig
     rig.run("a", PROMPT)
     rig.evict(Tier.DEVICE)
     waited = []

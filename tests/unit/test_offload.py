@@ -1,6 +1,7 @@
 """OffloadManager, call by call: what an engine with device blocks of its own may rely on."""
 
 import hashlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -206,8 +207,7 @@ def test_a_look_ahead_brings_as_much_in_a_step_as_the_disk_gives_meanwhile(names
         rig.compute(name, chain(16, name.encode()), *range(at, at + 16))
         rig.settle()
         rig.manager.free(name)
-    rig.manager.costs.page_bytes = 1 << 20
-    rig.manager.costs.lane_speed = lambda lane: (0.0, 1e9)
+    rig.manager._prefetcher._costs = SimpleNamespace(page_bytes=1 << 20, lane_speed=lambda lane: (0.0, 1e9))
     rig.manager.expect("c", chain(16), 0.1)
     rig.manager.poll()
     assert sum(running.transfer.slots.shape[1] for running in rig.plane._running.values()) == 14, (
