@@ -37,17 +37,14 @@ class Decoding:
     def __init__(self, requests: Requests, gathering: Gathering, catalog: Catalog, block_size: int) -> None:
         self._requests = requests
         self._gathering = gathering
-        self._catalog = catalog
-        self._block = block_size
-        self._growing: dict[str, _core.Growing] = {}  # of running requests only
+        self._native = _core.Decoding(catalog.native, DEVICE, block_size)  # of running requests only
 
     def advance(self, made: Made) -> dict[str, list[int] | None]:
         """The tokens that each had are computed, and these are those that follow; returns the slots by which tables
         have grown for them, None where there is no room. ValueError, and nothing has changed, for what cannot be."""
-        done = _core.advance(self._catalog.native, DEVICE, self._block, self._growing, made)
+        done = self._native.advance(made)
         if done is None:
-            plain = self._checked(made)
-            done = _core.advance(self._catalog.native, DEVICE, self._block, self._growing, plain)
+            done = self._native.advance(self._checked(made))
             assert done is not None
         grown, completed = done
         for request_id in completed:
@@ -57,11 +54,11 @@ class Decoding:
 
     def forget(self, request_id: str) -> None:
         """The request runs no longer."""
-        self._growing.pop(request_id, None)
+        self._native.forget(request_id)
 
     def close(self) -> None:
         """No request does."""
-        self._growing.clear()
+        self._native.clear()
 
     def _checked(self, made: Made) -> dict[str, list[int]]:
         """The same, found right: of running requests, which are known from then on, and in plain numbers."""
@@ -74,5 +71,6 @@ class Decoding:
                 raise ValueError(f"request_id: {request_id!r} is {sequence.state.value}; only a ready request computes")
             some = [tokens] if isinstance(tokens, (int, np.integer)) else tokens
             plain[request_id] = as_tokens(some, f"tokens[{request_id!r}]").tolist()
-        self._growing |= {request_id: self._requests.known(request_id).growing for request_id in plain}
+        for request_id in plain:
+            self._native.begin(request_id, self._requests.known(request_id).growing)
         return plain

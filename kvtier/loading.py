@@ -58,6 +58,8 @@ class Loader:
         self._clock = clock
         self._matched: dict[str, Sequence] = {}
         self._loading: dict[str, Sequence] = {}
+        self.heeds = (self._loading, self._matched, self._tails.racing)
+        """While one of these holds something ``advance`` has something to look at."""
         self.layers: Layers | None = None
         """Where the engine computes the first layers while the others load."""
 
@@ -189,11 +191,6 @@ class Loader:
             sequence.private = np.concatenate([sequence.private, more])
             sequence.wanted = max(sequence.wanted, blocks)  # also where less arrives than was promised
         return True
-
-    @property
-    def expects_news(self) -> bool:
-        """Whether ``advance`` has anything to look at."""
-        return bool(self._loading or self._matched or self._tails.racing)
 
     def advance(self, ended: Mapping[int, bool]) -> list[Loaded]:
         """Go on after transfers ``ended`` (by ticket: whether all went well); returns the requests now RUNNING."""

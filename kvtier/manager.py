@@ -336,11 +336,12 @@ class CacheManager:
         if idle:
             self.plane.wait(self._loader.patience(timeout))
         ended = self.placement.settle_reported()
-        loaded = self._loader.advance(ended) if self._loader.expects_news else []
+        loading, matched, racing = self._loader.heeds
+        loaded = self._loader.advance(ended) if loading or matched or racing else []
         spent = 1 if ended else 0  # of what a step may do for things that nobody waits for
         if self._gathering.waiting and self._gathering.step(busy=bool(ended)):
             spent = 2
-        if self._prefetcher.expects:
+        if self._prefetcher.expected:
             self._prefetcher.pump(ended, spent=spent, idle=idle)
         if self.placement.ahead:
             self.placement.maintain()

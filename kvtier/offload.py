@@ -328,7 +328,7 @@ class OffloadManager:
                 self.catalog.release(request.number)
             elif request.state == "loading" and request.watch.review <= now:
                 self._loads.reconsider(request, now)
-        if self._prefetcher.expects:
+        if self._prefetcher.expected:
             self._prefetcher.pump(ended, spent=1 if completions else 0)
         self.placement.maintain()
         return loaded

@@ -119,7 +119,8 @@ class Prefetcher:
         self._held = 0  # of it, by pages that were brought and not used yet
         self._device_room = device if Tier.HOST in slots else 0
         self._lifted = 0  # of it, by pages that were sent on and not used yet
-        self._expected: dict[str, _Expected] = {}
+        self.expected: dict[str, _Expected] = {}
+        """The hints, by name; while there are some :meth:`pump` has something to look at."""
         self._turns = itertools.count()
         self._by_ticket: dict[int, _Expected] = {}
         self._urgent: list[tuple[float, int, _Expected]] = []  # heaps by expected start, with stale entries:
@@ -135,15 +136,15 @@ class Prefetcher:
 
     def expect(self, name: str, foresee: Foresee, due: float) -> None:
         """What ``foresee`` finds will be read at about ``due`` by the request of this name."""
-        if name in self._expected:
+        if name in self.expected:
             self.dismiss(name)
-        if (self._room or self._device_room) and len(self._expected) < _LIMIT:
-            expected = self._expected[name] = _Expected(name, foresee, due, self._new_request())
+        if (self._room or self._device_room) and len(self.expected) < _LIMIT:
+            expected = self.expected[name] = _Expected(name, foresee, due, self._new_request())
             self._schedule(expected)
 
     def reschedule(self, name: str, due: float) -> None:
         """It will start at another time; a name that is not expected is no error."""
-        expected = self._expected.get(name)
+        expected = self.expected.get(name)
         if expected is not None and expected.due != due:
             expected.due = due
             self._schedule(expected)
@@ -151,7 +152,7 @@ class Prefetcher:
     def rest(self, name: str) -> bool:
         """It is about to start, and will order what it lacks itself: order no more for it, unless it is rescheduled.
         Returns whether something is on its way for it; a name that is not expected is no error."""
-        expected = self._expected.get(name)
+        expected = self.expected.get(name)
         if expected is None:
             return False
         expected.rests = True
@@ -159,7 +160,7 @@ class Prefetcher:
 
     def dismiss(self, name: str) -> None:
         """It will not come: stop what has not begun, and give its room back. A name not expected is no error."""
-        expected = self._expected.get(name)
+        expected = self.expected.get(name)
         if expected is not None:
             self.blocks["cancelled"] += expected.issued
             self._placement.cancel(expected.tickets)
@@ -167,7 +168,7 @@ class Prefetcher:
 
     def started(self, name: str) -> None:
         """The request has come, and holds itself what it needs."""
-        expected = self._expected.get(name)
+        expected = self.expected.get(name)
         if expected is None:
             return
         if expected.wanted is not None:
@@ -180,7 +181,7 @@ class Prefetcher:
         expected.turn, expected.rests = next(self._turns), False
         entry = (expected.due, expected.turn, expected)
         if len(self._overdue) > 4 * _LIMIT:  # so many stale ones that they are worth sweeping
-            self._overdue = [(each.due, each.turn, each) for each in self._expected.values()]
+            self._overdue = [(each.due, each.turn, each) for each in self.expected.values()]
             heapify(self._overdue)
             self._urgent = list(self._overdue)
             self._coming = list(self._overdue) if self._device_room else []
@@ -192,20 +193,15 @@ class Prefetcher:
 
     def _is_stale(self, entry: tuple[float, int, _Expected]) -> bool:
         # Not by its time: a request that is put off and back again has two entries of one time.
-        return self._expected.get(entry[2].name) is not entry[2] or entry[2].turn != entry[1]
+        return self.expected.get(entry[2].name) is not entry[2] or entry[2].turn != entry[1]
 
     def _forget(self, expected: _Expected) -> None:
-        del self._expected[expected.name]
+        del self.expected[expected.name]
         self._lifted -= len(expected.lifted)
         for ticket in expected.tickets:
             del self._by_ticket[ticket]
         self._held -= expected.issued
         self._catalog.release(expected.request)
-
-    @property
-    def expects(self) -> bool:
-        """Whether :meth:`pump` has anything to look at."""
-        return bool(self._expected)
 
     # ---- serving them --------------------------------------------------------------------------------------------
 
@@ -250,7 +246,7 @@ class Prefetcher:
             self._soon.append(coming)
         for _ in range(min(_A_STEP, len(self._soon))):
             expected = self._soon.popleft()
-            if self._expected.get(expected.name) is not expected or expected.lifted:
+            if self.expected.get(expected.name) is not expected or expected.lifted:
                 continue
             if expected.wanted is None or expected.tickets or expected.issued < len(expected.wanted):
                 self._soon.append(expected)  # not all of it is in host memory yet

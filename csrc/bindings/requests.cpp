@@ -19,7 +19,18 @@ namespace nb = nanobind;
 namespace kvtier {
 namespace {
 
-// What requests have made, by id: a token id or a list of them for each.
+// The requests that decode, by id.
+struct Decoding {
+  Decoding(Catalog& its_catalog, Tier its_tier, std::size_t its_block_size)
+      : catalog(its_catalog), tier(its_tier), block_size(its_block_size) {}
+
+  Catalog& catalog;
+  Tier tier;
+  std::size_t block_size;
+  nb::dict growing;  // each a Growing
+};
+
+// What some of them have made, by id: a token id or a list of them for each.
 struct Batch {
   std::vector<Advance> parts;
   std::vector<PyObject*> names;
@@ -59,10 +70,10 @@ void check(const Batch& batch, const Step& step) {
   }
 }
 
-nb::object advance(Catalog& catalog, Tier tier, std::size_t block_size, const nb::dict& requests, nb::handle tokens) {
+nb::object advance(const Decoding& self, nb::handle tokens) {
   Batch batch;
-  if (!batch.read(requests, tokens)) return nb::none();
-  Step step(catalog, tier, block_size);
+  if (!batch.read(self.growing, tokens)) return nb::none();
+  Step step(self.catalog, self.tier, self.block_size);
   check(batch, step);
   step.run(batch.parts);
   nb::dict grown;
@@ -118,14 +129,31 @@ void bind_requests(nb::module_& m) {
       .def("clear", [](Growing& self) { self.table.clear(), self.noted = 0; })
       .def("lengthen", &lengthen, nb::arg("catalog"), nb::arg("tier"), nb::arg("n"),
            "Take so many slots more; False: there is no room, and nothing was changed.");
-  m.def(
-      "advance", &advance, nb::arg("catalog"), nb::arg("tier"), nb::arg("block_size"), nb::arg("requests"),
-      nb::arg("tokens").none(),
-      nb::sig("def advance(catalog: Catalog, tier: Tier, block_size: int, requests: dict[str, Growing], tokens: object)"
-              " -> tuple[dict[str, list[int] | None], list[str]] | None"),
-      "A step of these requests; see kvtier.decoding. The slots by which tables grew, None where there was no room, "
-      "and "
-      "whose blocks are full by it. None: `tokens` is no dict of plain token ids, one or a list of them, by request.");
+  nb::class_<Decoding>(m, "Decoding", "The requests that decode. See kvtier.decoding.")
+      .def(
+          "__init__",
+          [](Decoding* self, Catalog& catalog, Tier tier, std::size_t block_size) {
+            if (block_size < 1) throw std::invalid_argument("block_size: 0; accepted: 1 or more");
+            new (self) Decoding(catalog, tier, block_size);
+          },
+          nb::arg("catalog"), nb::arg("tier"), nb::arg("block_size"), nb::keep_alive<1, 2>())
+      .def(
+          "begin",
+          [](Decoding& self, const nb::str& request, const nb::handle_t<Growing>& growing) {
+            self.growing[request] = growing;
+          },
+          nb::arg("request"), nb::arg("growing"))
+      .def(
+          "forget",
+          [](Decoding& self, const nb::str& request) {
+            if (self.growing.contains(request)) nb::del(self.growing[request]);
+          },
+          nb::arg("request"))
+      .def("clear", [](Decoding& self) { self.growing.clear(); })
+      .def("advance", &advance, nb::arg("tokens").none(),
+           nb::sig("def advance(self, tokens: object) -> tuple[dict[str, list[int] | None], list[str]] | None"),
+           "The slots by which tables grew, None where there was no room, and whose blocks are full by it. None: "
+           "`tokens` is no dict of plain token ids, one or a list of them, by requests that have begun.");
 }
 
 }  // namespace kvtier

@@ -6,6 +6,7 @@ enters are left out: a call for a new prompt looks at all of its tokens.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,16 +36,35 @@ _STEP_S = 0.01
 
 
 def figures(path: Path, steps: int = 2000, seed: int = 0) -> Iterator[Figure]:
-    """CPU time of a step without reuse against the step, then the wall time of the worst steps against 100 µs."""
+    """How cold code is here, CPU time of a step without reuse against the step, then the worst steps against 100 µs."""
     torch.set_num_threads(1)
+    yield _coldness()
     plain = _run(path, steps, seed, saturated=False)
-    cpu, step = plain.percentile(50, cpu=True), _STEP_S
-    yield Figure("CPU in kvtier's calls, median step, no reuse", 1e6 * cpu, "us", 1e6 * step, "the step", cpu / step)
+    step = _STEP_S
+    for name, cpu in (("median", plain.percentile(50, cpu=True)), ("mean", float(np.mean(plain.cpu)))):
+        yield Figure(
+            f"CPU in kvtier's calls, {name} step, no reuse", 1e6 * cpu, "us", 1e6 * step, "the step", cpu / step
+        )
     busy = _run(path, steps, seed, saturated=True)
     worst = busy.percentile(99)
     yield Figure("wall in kvtier's calls, p99 step, saturated", 1e6 * worst, "us", 100.0, "the promise", worst / 1e-4)
     cpu = busy.percentile(99, cpu=True)
     yield Figure("CPU in kvtier's calls, p99 step, saturated", 1e6 * cpu, "us", 100.0, "the promise", cpu / 1e-4)
+
+
+def _coldness(times: int = 100) -> Figure:
+    """What this machine makes of code that was left alone for as long as a pass takes: the same loop of plain Python,
+    behind a pause and in turns with itself. Where neighbours share the caches it is several times as long."""
+    paused, at_once = [], []
+    for pause, spent in ((_STEP_S, paused), (0.0, at_once)):
+        for _ in range(times):
+            time.sleep(pause)
+            time.thread_time()
+            before = time.thread_time()
+            [number * number for number in range(300)]
+            spent.append(time.thread_time() - before)
+    cold, warm = float(np.median(paused)), float(np.median(at_once))
+    return Figure("300 squares in plain Python, after a pause", 1e6 * cold, "us", 1e6 * warm, "in a loop", cold / warm)
 
 
 def _run(path: Path, steps: int, seed: int, *, saturated: bool) -> CallMeter:

@@ -313,7 +313,7 @@ def test_the_engine_reads_its_own_bytes_only(seed, write, ranks, capacity, fault
         engine.step()
     engine.finish()
     assert engine.seen["loaded"]
-    assert not engine.manager._prefetcher._expected
+    assert not engine.manager._prefetcher.expected
     assert engine.manager._prefetcher._held == 0
 
 

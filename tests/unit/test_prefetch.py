@@ -245,7 +245,7 @@ def test_however_many_hints_there_are_a_step_looks_for_few(engine, monkeypatch):
         most = max(most, len(looked) - before[0] + sum(hint.wanted is not None for hint in dropped[before[1] :]))
     assert most == 2
     assert len(looked) == len(dropped) == 300, "and each gets its turn"
-    assert not manager._prefetcher._expected
+    assert not manager._prefetcher.expected
     assert manager.stats().slots["host"]["pinned"] == 0
 
 
@@ -258,8 +258,8 @@ def test_hints_get_their_turn_beside_an_engine_that_computes_in_every_step(engin
     for step in range(40):
         engine.plane.advance(0.002)
         manager._prefetcher.pump({}, spent=2)
-        assert step or manager._prefetcher._expected["a"].wanted is None
-    assert manager._prefetcher._expected["a"].tickets
+        assert step or manager._prefetcher.expected["a"].wanted is None
+    assert manager._prefetcher.expected["a"].tickets
 
 
 @pytest.mark.parametrize("known", [None, 1296779894, 37])  # with these, hints that were uses pushed some of it out
@@ -323,7 +323,7 @@ def test_nobody_starves(namespace, seed):
             engine.manager.evict(Tier.DEVICE, tokens)
     wait(engine, 3.0, step=0.1)
     assert manager.stats().slots["host"]["pinned"] == 0, f"seed {seed}"
-    assert not manager._prefetcher._expected
+    assert not manager._prefetcher.expected
     assert manager._prefetcher._held == 0
     manager.catalog.check()
 
