@@ -126,7 +126,7 @@ class Completion(NamedTuple):
     finished_s: float
     """When the data plane settled the last page, whenever that was polled; on ``time.monotonic()``'s clock."""
     whole: bool = False
-    """Every page is OK on every hop, so that nobody needs to look. False: look."""
+    """Every page is OK on every hop. False: look."""
 
 
 class Hello(NamedTuple):

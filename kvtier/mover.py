@@ -7,7 +7,8 @@ started at the first use of :meth:`Mover.wait_for` or :meth:`Mover.call_at`, hea
 Protocol. A ticket is the caller's and unused by any transfer that is not reported to its end. A transfer is reported
 finally once, and at most once before that: when it was cancelled, overdue or hung and only disk I/O of it is still
 under way. A status that is not PENDING never changes; until a page's hop has one, its source must stay and its
-destination may still be written. Every completion comes out of :meth:`Mover.poll`, also of those that somebody awaits.
+destination may still be written. Every completion comes out of
+:meth:`Mover.poll`, also of those that somebody awaits, or is settled by :meth:`Mover.settle`.
 
 After ``fork()`` a mover works in the parent alone; in the child every method raises :class:`RuntimeError`.
 """
@@ -230,7 +231,7 @@ class Mover:
         if not self._lock.acquire(blocking=False):
             return {}
         try:
-            return None if self.inbox or self._waiters else orders.settle(spill, self.crowded)
+            return None if self.inbox or self._waiters else orders.settle(spill)
         finally:
             self._lock.release()
 

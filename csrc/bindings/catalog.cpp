@@ -129,7 +129,10 @@ void bind_request(nb::class_<Catalog>& c) {
          Tier tier) {
         std::vector<Computed> parts;
         parts.reserve(computed.size());
-        for (const auto& [growing, blocks, root] : computed) parts.push_back({growing, blocks, root});
+        for (const auto& [growing, blocks, root] : computed) {
+          if (growing == nullptr) throw nb::type_error("computed: None; accepted: (Growing, blocks, root)");
+          parts.push_back({growing, blocks, root});
+        }
         return extend(self, tier, parts);
       },
       nb::arg("computed"), nb::arg("tier"));

@@ -2,7 +2,6 @@
 
 #include <nanobind/stl/string.h>
 
-#include <stdexcept>
 #include <string>
 
 #include "bindings/arrays.hpp"
@@ -13,9 +12,12 @@ namespace nb = nanobind;
 namespace kvtier {
 namespace {
 
+constexpr std::size_t kFields = 6, kHopFields = 7;  // that are read, of those in kvtier.messages
+
 // A lane that is not known here carried nothing that could be learnt from.
 HopReport hop_of(const nb::tuple& told) {
   HopReport hop;
+  if (told.size() < kHopFields) throw nb::cast_error();
   const std::optional<Lane> lane = lane_named(nb::cast<std::string>(told[0]));
   if (!lane) return hop;
   hop.lane = *lane;
@@ -28,14 +30,12 @@ HopReport hop_of(const nb::tuple& told) {
   return hop;
 }
 
-}  // namespace
-
-Completion completion_of(nb::handle told) {
+Completion read(nb::handle told) {
   const auto fields = nb::cast<nb::tuple>(told);
+  if (fields.size() < kFields) throw nb::cast_error();
   const auto status = nb::cast<ArrayIn<std::uint8_t, 2>>(fields[2]);
   const auto hops = nb::cast<nb::tuple>(fields[3]);
-  if (status.shape(0) > kMaxHops || hops.size() > kMaxHops)
-    throw std::invalid_argument("status: " + std::to_string(status.shape(0)) + " hops; accepted: 1 or 2");
+  if (status.shape(0) > kMaxHops || hops.size() > kMaxHops) throw nb::cast_error();
   Completion done;
   done.ticket = nb::cast<Ticket>(fields[0]);
   done.final = nb::cast<bool>(fields[1]);
@@ -47,6 +47,18 @@ Completion completion_of(nb::handle told) {
   done.submitted_s = nb::cast<double>(fields[4]);
   done.finished_s = nb::cast<double>(fields[5]);
   return done;
+}
+
+}  // namespace
+
+Completion completion_of(nb::handle told) {
+  try {
+    return read(told);
+  } catch (const nb::cast_error&) {
+    throw nb::type_error(("completion: " + std::string(nb::repr(told).c_str()) +
+                          "; accepted: a kvtier.messages.Completion of one or two hops, its status uint8 [hops, pages]")
+                             .c_str());
+  }
 }
 
 }  // namespace kvtier

@@ -7,7 +7,7 @@
 
 namespace kvtier {
 
-// Throws nanobind's errors for what is none, std::invalid_argument for one of more hops than there are.
+// TypeError for what is none.
 Completion completion_of(nanobind::handle told);
 
 }  // namespace kvtier

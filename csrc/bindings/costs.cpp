@@ -44,11 +44,13 @@ Lane known_lane(const std::string& name) {
 
 std::vector<Ticket> tickets_of(const nb::iterable& tickets) {
   std::vector<Ticket> out;
-  for (const nb::handle ticket : tickets) out.push_back(nb::cast<Ticket>(ticket));
+  for (const nb::handle ticket : tickets) {
+    Ticket number = 0;
+    if (!nb::try_cast(ticket, number)) throw nb::type_error("tickets: accepted: whole numbers");
+    out.push_back(number);
+  }
   return out;
 }
-
-Priority priority_of(int priority) { return static_cast<Priority>(std::clamp(priority, 0, 2)); }
 
 // A count as Python has it, which may be less than none.
 std::uint64_t count_of(const char* field, std::int64_t count, std::int64_t least) {

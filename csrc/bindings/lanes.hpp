@@ -1,6 +1,7 @@
-// Lanes by their names, as Python says them.
+// Lanes by their names and priorities by their numbers, as Python says them.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 
@@ -13,5 +14,8 @@ inline std::optional<Lane> lane_named(const std::string& name) {
     if (name == lane_name(static_cast<Lane>(i))) return static_cast<Lane>(i);
   return std::nullopt;
 }
+
+// What is none stays none, to be refused by name.
+inline Priority priority_of(int priority) { return static_cast<Priority>(std::clamp(priority, 0, 255)); }
 
 }  // namespace kvtier

@@ -102,9 +102,7 @@ nb::tuple told(const Completion& c) {
     hops.append(nb::make_tuple(lane_name(hop.lane), hop.bytes, hop.queue_s, hop.busy_s, hop.started_s, hop.ended_s,
                                hop.carried));
   }
-  const bool whole =
-      std::all_of(c.status.begin(), c.status.end(), [](PageStatus status) { return status == PageStatus::kOk; });
-  return nb::make_tuple(c.ticket, c.final, hops, c.submitted_s, c.finished_s, whole);
+  return nb::make_tuple(c.ticket, c.final, hops, c.submitted_s, c.finished_s, c.whole());
 }
 
 nb::dict lane_stats(const LaneStats& lane) {

@@ -4,13 +4,13 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <tuple>
 #include <vector>
 
 #include "bindings/arrays.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/completions.hpp"
+#include "bindings/lanes.hpp"
 #include "orders/traffic.hpp"
 
 namespace nb = nanobind;
@@ -20,8 +20,6 @@ namespace {
 
 using Path = std::vector<Tier>;
 using Nodes = ArrayIn<NodeId, 1>;
-
-Priority priority_of(int priority) { return static_cast<Priority>(std::clamp(priority, 0, 255)); }
 
 std::tuple<Ticket, std::size_t> load(Orders& self, const Path& path, const Nodes& nodes, RequestId request,
                                      bool backed_only, int priority, double deadline_s, std::uintptr_t stream,
@@ -51,9 +49,9 @@ Ticket store(Orders& self, const Path& path, const Nodes& nodes, bool cold, int 
   return self.store(wish, refuse);
 }
 
-nb::dict settle(Orders& self, bool spill, bool refuse) {
+nb::dict settle(Orders& self, bool spill) {
   nb::dict out;
-  for (const Ended& ended : self.settle(spill, refuse)) out[nb::int_(ended.ticket)] = nb::bool_(ended.whole);
+  for (const Ended& ended : self.settle(spill)) out[nb::int_(ended.ticket)] = nb::bool_(ended.whole);
   return out;
 }
 
@@ -79,7 +77,7 @@ nb::dict pages_moved(const Traffic& self) {
 
 nb::dict failures(const Traffic& self) {
   nb::dict out;
-  for (int i = 0; i < Traffic::kStatuses; ++i) {
+  for (int i = 0; i < kPageStatuses; ++i) {
     const auto status = static_cast<PageStatus>(i);
     if (self.failures(status) != 0) out[nb::cast(status)] = self.failures(status);
   }
@@ -95,7 +93,7 @@ void bind_orders(nb::module_& m) {
       .def(
           "begun",
           [](Traffic& self, Ticket ticket, const Path& path, const Nodes& nodes, int priority, double now) {
-            self.begun(ticket, path, nodes.span(), priority_of(std::clamp(priority, 0, 2)), now);
+            self.begun(ticket, path, nodes.span(), priority_of(priority), now);
           },
           nb::arg("ticket"), nb::arg("path"), nb::arg("nodes"), nb::arg("priority"), nb::arg("now"),
           "The data plane has taken a transfer of these pages.")
@@ -128,8 +126,7 @@ void bind_orders(nb::module_& m) {
            "(ticket, pages that move); (0, 0): nothing does.")
       .def("store", &store, nb::arg("path"), nb::arg("nodes"), nb::arg("cold"), nb::arg("priority"), nb::arg("stream"),
            nb::arg("refuse"), "The ticket; 0: nothing moves.")
-      .def("settle", &settle, nb::arg("spill"), nb::arg("refuse"),
-           nb::sig("def settle(self, spill: bool, refuse: bool) -> dict[int, bool]"),
+      .def("settle", &settle, nb::arg("spill"), nb::sig("def settle(self, spill: bool) -> dict[int, bool]"),
            "What the mover has reported, by ticket: whether all of it went well.");
 }
 

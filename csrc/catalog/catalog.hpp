@@ -120,6 +120,7 @@ class Catalog {
   CatalogStats stats() const;
   std::size_t memory_bytes() const { return trie_.memory_bytes() + pages_.memory_bytes(); }
   std::size_t label_bytes() const { return trie_.label_bytes(); }
+  bool knows_root(NodeId id) const { return trie_.knows_root(id); }  // an empty one goes where another needs its place
   std::string check() const;  // check.cpp: empty, or the first broken promise found
 
  private:

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <system_error>
 
 namespace kvtier {
 namespace {
@@ -13,7 +14,7 @@ const int registered = ::pthread_atfork(nullptr, nullptr, [] { generation.fetch_
 }  // namespace
 
 std::uint32_t fork_generation() {
-  static_cast<void>(registered);
+  if (registered != 0) throw std::system_error(registered, std::generic_category(), "pthread_atfork");
   return generation.load(std::memory_order_relaxed);
 }
 

@@ -34,5 +34,6 @@ enum class PageStatus : std::uint8_t {
   kStale = 19,    // the record says that the slot holds another page
 };
 inline constexpr PageStatus kFirstLost = PageStatus::kReadError;
+inline constexpr int kPageStatuses = static_cast<int>(PageStatus::kStale) + 1;
 
 }  // namespace kvtier

@@ -28,6 +28,12 @@ int lanes_of(std::span<const Tier> path, Lane* out) {
   return static_cast<int>(path.size()) - 1;
 }
 
+void check(Priority priority) {
+  if (priority > Priority::kBackground)
+    throw std::invalid_argument("priority: " + std::to_string(static_cast<int>(priority)) +
+                                "; accepted: 0 demand, 1 prefetch, 2 background");
+}
+
 std::array<double, 3> prefill_features(double passes, std::uint64_t tokens, std::uint64_t context) {
   const double n = static_cast<double>(tokens);
   return {passes, n, n * (static_cast<double>(context) + 0.5 * n)};
@@ -54,6 +60,7 @@ bool CostModel::LaneCosts::idle() const {
 }
 
 void CostModel::submitted(Ticket ticket, Path path, std::size_t blocks, Priority priority, double now) {
+  check(priority);
   UnderWay entry;
   entry.hops = lanes_of(path, entry.lanes);
   entry.bytes = blocks * page_bytes_;
@@ -72,6 +79,7 @@ void CostModel::submitted(Ticket ticket, Path path, std::size_t blocks, Priority
 }
 
 void CostModel::promoted(Ticket ticket, Priority priority) {
+  check(priority);
   const auto found = under_way_.find(ticket);
   if (found == under_way_.end()) return;
   UnderWay& entry = found->second;

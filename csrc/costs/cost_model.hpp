@@ -7,7 +7,6 @@
 #include <span>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "common/completion.hpp"
 #include "common/lane.hpp"

@@ -22,7 +22,6 @@ class DeviceFence;
 using Clock = std::chrono::steady_clock;  // CLOCK_MONOTONIC: the same numbers as Python's time.monotonic()
 using Time = Clock::time_point;
 inline constexpr Time kNever = Time::max();
-inline constexpr int kPageStatuses = 20;  // one past the largest PageStatus
 
 inline double to_seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 

@@ -56,7 +56,7 @@ Ticket Orders::store(Wish wish, bool refuse) {
   return issued.ticket;
 }
 
-std::span<const Ended> Orders::settle(bool spill, bool refuse) {
+std::span<const Ended> Orders::settle(bool spill) {
   reported_.clear(), below_.clear(), ended_.clear();
   mover_.poll(&reported_);
   for (const Completion& done : reported_) {
@@ -69,7 +69,7 @@ std::span<const Ended> Orders::settle(bool spill, bool refuse) {
     wish.path = kSpillPath;
     wish.nodes = below_;
     wish.priority = Priority::kBackground;
-    store(wish, refuse);
+    store(wish);
   }
   return ended_;
 }

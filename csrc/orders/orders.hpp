@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "catalog/catalog.hpp"
@@ -49,7 +48,7 @@ class Orders {
   Ticket store(Wish wish, bool refuse = false);
   // Settles what the mover has reported. `spill`: what came down to host memory goes on to the disk. The answer is good
   // until the next call.
-  std::span<const Ended> settle(bool spill, bool refuse = false);
+  std::span<const Ended> settle(bool spill);
 
  private:
   void take_back(const Reservation& reservation, std::size_t hops);

@@ -7,7 +7,7 @@ namespace kvtier {
 void Traffic::begun(Ticket ticket, std::span<const Tier> path, std::span<const NodeId> nodes, Priority priority,
                     double now) {
   costs_.submitted(ticket, path, nodes.size(), priority, now);
-  under_way_[ticket] = {{path.begin(), path.end()}, {nodes.begin(), nodes.end()}};
+  under_way_.try_emplace(ticket, UnderWay{{path.begin(), path.end()}, {nodes.begin(), nodes.end()}});
 }
 
 std::optional<bool> Traffic::settle(const Completion& done, std::vector<NodeId>* below) {

@@ -17,8 +17,6 @@ namespace kvtier {
 
 class Traffic {
  public:
-  static constexpr int kStatuses = static_cast<int>(PageStatus::kStale) + 1;
-
   // Both must outlive this.
   Traffic(Catalog& catalog, CostModel& costs) : catalog_(catalog), costs_(costs) {}
 
@@ -56,7 +54,7 @@ class Traffic {
   std::size_t hanging_ = 0;
   bool disk_offline_ = false;
   std::uint64_t moved_[kLanes] = {};  // pages
-  std::uint64_t failures_[kStatuses] = {};
+  std::uint64_t failures_[kPageStatuses] = {};
   std::uint64_t refused_ = 0, dropped_ = 0;
 };
 

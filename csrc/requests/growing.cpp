@@ -36,7 +36,8 @@ std::vector<NodeId> extend(Catalog& catalog, Tier tier, std::span<const Computed
   std::vector<NodeId> fresh;
   for (const Computed& part : computed) {
     Growing& growing = *part.growing;
-    const std::optional<NodeId> parent = growing.leaf ? growing.leaf : part.root;
+    std::optional<NodeId> parent = growing.leaf;
+    if (!parent && part.root && catalog.knows_root(*part.root)) parent = part.root;
     const std::size_t first = growing.cached;
     if (part.blocks > first && parent) {
       const std::span<const Slot> table(growing.table);

@@ -50,7 +50,8 @@ struct Computed {
 };
 
 // Offers the catalog, whose labels are of content, the blocks of these that it was not offered yet; returns the nodes
-// whose pages are new in the tier. What the catalog has no room for is not cached and not noted either.
+// whose pages are new in the tier. What it has no room for, or no such root any more, is not cached and not noted
+// either.
 std::vector<NodeId> extend(Catalog& catalog, Tier tier, std::span<const Computed> computed);
 
 // One request's part of a step: what it is to say, then what came of it.

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "mover_rig.hpp"
+#include "orders/traffic.hpp"
 
 namespace kvtier::test {
 namespace {
@@ -48,6 +49,78 @@ TEST_CASE("an order is reserved and moved, or neither") {
   CHECK(done.final);
   CHECK(rig.catalog.settle_whole(issued.ticket));
   CHECK(rig.catalog.usage(H).ready == rig.nodes.size());
+  CHECK(rig.catalog.check().empty());
+}
+
+TEST_CASE("what came down goes on to the disk, and only what a tier lacks is stored") {
+  Joined rig;
+  CostModel costs(1024, 8u << 20);
+  Traffic traffic(rig.catalog, costs);
+  Orders orders(rig.catalog, *rig.mover, traffic);
+  const auto settle_all = [&] {
+    std::size_t whole = 0;
+    while (traffic.under_way() != 0) {
+      rig.mover->wait(std::chrono::seconds(1), rig.mover->reports());
+      for (const Ended& ended : orders.settle(true)) whole += ended.whole ? 1 : 0;
+    }
+    return whole;
+  };
+  const Tier down[] = {D, H};
+  Wish wish;
+  wish.path = down;
+  wish.nodes = std::span(rig.nodes).first(3);
+  REQUIRE(orders.store(wish) != 0);
+  CHECK(traffic.moves(down));
+  CHECK(settle_all() == 2);  // the store and the spill that followed it
+  CHECK(rig.catalog.usage(S).ready == 3);
+  wish.nodes = rig.nodes;
+  REQUIRE(orders.store(wish) != 0);
+  CHECK(settle_all() == 2);
+  CHECK(rig.catalog.usage(S).ready == rig.nodes.size());
+  CHECK(traffic.pages_moved(Lane::kOffload) == rig.nodes.size());
+  CHECK(traffic.pages_moved(Lane::kSpill) == rig.nodes.size());
+  CHECK(orders.store(wish) == 0);  // nothing lacks
+  CHECK(traffic.dropped() == 0);
+  CHECK(rig.catalog.check().empty());
+}
+
+TEST_CASE("a word on a transfer reaches whom it concerns, and is counted once") {
+  Joined rig;
+  CostModel costs(1024, 8u << 20);
+  Traffic traffic(rig.catalog, costs);
+  const Tier down[] = {D, H};
+  const std::span<const NodeId> nodes = std::span(rig.nodes).first(3);
+  const Reservation reserved = rig.catalog.reserve(down, nodes, 0, false, false);
+  REQUIRE(reserved.count == 3);
+  Completion done;
+  done.ticket = reserved.ticket;
+  done.hop_count = 1;
+  done.count = 3;
+  done.status = {PageStatus::kOk, PageStatus::kPending, PageStatus::kPending};
+  done.final = false;
+  done.hops[0] = {Lane::kOffload, 1024, 0, 1e-3, 1.0, 1.001, 1024};
+  std::vector<NodeId> below;
+  CHECK_FALSE(traffic.settle(done, &below));  // nobody has begun it
+  traffic.begun(reserved.ticket, down, nodes, Priority::kBackground, 1.0);
+  CHECK(traffic.settle(done, &below) == false);
+  CHECK(traffic.under_way() == 1);
+  CHECK(traffic.hanging() == 1);
+  CHECK_FALSE(traffic.moves(down));
+  CHECK(below.empty());
+  CHECK_FALSE(costs.lane_speed(Lane::kOffload));
+
+  done.final = true;
+  done.status = {PageStatus::kOk, PageStatus::kOffline, PageStatus::kSkipped};
+  CHECK(traffic.settle(done, &below) == false);
+  CHECK(below == std::vector<NodeId>{nodes[0]});
+  CHECK(traffic.under_way() + traffic.hanging() == 0);
+  CHECK(traffic.disk_offline());
+  CHECK(traffic.pages_moved(Lane::kOffload) == 1);
+  CHECK(traffic.failures(PageStatus::kOffline) == 1);
+  CHECK(traffic.failures(PageStatus::kSkipped) == 0);
+  CHECK(costs.lane_speed(Lane::kOffload));
+  CHECK_FALSE(traffic.settle(done, &below));  // said again
+  CHECK(below.size() == 1);
   CHECK(rig.catalog.check().empty());
 }
 
