@@ -57,8 +57,9 @@ __all__ = ["CacheManager"]
 class CacheManager:
     """A prefix cache over ``device`` (the engine's own KV tensors), host memory and disk, sized by ``config``.
 
-    ``plane`` and, with it, ``clock`` (monotonic seconds) are for simulations; without them the data plane of this process is
-    built. ``max_nodes`` bounds the blocks that the catalog can name; by default what the tiers can hold and more.
+    ``plane`` and, with it, ``clock`` (monotonic seconds) are for simulations; without them the data plane of this
+    process is built. ``max_nodes`` bounds the blocks that the catalog can name; by default what the tiers can hold and
+    more.
     Raises :class:`kvtier.config.ConfigError` for sizes, paths and shapes that cannot be served or do not agree, and for
     a ``device`` that another cache has.
     """

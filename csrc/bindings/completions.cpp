@@ -55,8 +55,9 @@ Completion completion_of(nb::handle told) {
   try {
     return read(told);
   } catch (const nb::cast_error&) {
-    throw nb::type_error(("completion: " + std::string(nb::repr(told).c_str()) +
-                          "; accepted: a kvtier.messages.Completion of one or two hops, its status uint8 [hops, pages]")
+    const std::string kind = Py_TYPE(told.ptr())->tp_name;
+    throw nb::type_error(("completion: this " + kind + " is none; accepted: a kvtier.messages.Completion of one or " +
+                          "two hops, its status uint8 [hops, pages]")
                              .c_str());
   }
 }

@@ -80,8 +80,8 @@ void bind_learning(nb::class_<CostModel>& c) {
           [](CostModel& self, Ticket ticket, int priority) { self.promoted(ticket, priority_of(priority)); },
           nb::arg("ticket"), nb::arg("priority"), "A transfer under way is now served with another priority.")
       .def(
-          "completed", [](CostModel& self, nb::handle done) { self.completed(completion_of(done)); }, nb::arg("done"),
-          nb::sig("def completed(self, done: tuple[typing.Any, ...]) -> None"),
+          "completed", [](CostModel& self, nb::handle done) { self.completed(completion_of(done)); },
+          nb::arg("done").none(), nb::sig("def completed(self, done: tuple[typing.Any, ...]) -> None"),
           "A transfer was reported. Only what moved is learnt from; a report that is not final is none.")
       .def(
           "overran",

@@ -55,7 +55,8 @@ def figures(path: Path, steps: int = 2000, seed: int = 0) -> Iterator[Figure]:
 def _coldness(times: int = 100) -> Figure:
     """What this machine makes of code that was left alone for as long as a pass takes: the same loop of plain Python,
     behind a pause and in turns with itself. Where neighbours share the caches it is several times as long."""
-    paused, at_once = [], []
+    paused: list[float] = []
+    at_once: list[float] = []
     for pause, spent in ((_STEP_S, paused), (0.0, at_once)):
         for _ in range(times):
             time.sleep(pause)

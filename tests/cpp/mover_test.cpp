@@ -570,5 +570,46 @@ TEST_CASE("many threads submit, cancel and poll at once; every ticket ends once"
   CHECK(rig.mover->pending() == 0);
 }
 
+TEST_CASE("who looks without the lock sees every report, and what has become overdue") {
+  LedgerOptions options;
+  options.device_page_bytes = options.disk_page_bytes = 1;
+  Scheduler scheduler(options);
+  const Tier down[] = {D, H};
+  const Slot slots[] = {0, 0};
+  const auto identity = identities_of({1});
+  const Time now = Clock::now();
+  Order order;
+  order.path = down;
+  order.slots = slots;
+  order.count = 1;
+  order.identities = identity.data();
+  order.identity_bytes = kIdBytes;
+  order.deadline = now + seconds(1000);
+  CHECK_FALSE(scheduler.has_reports(now + seconds(2000)));
+  order.ticket = 1;
+  REQUIRE(scheduler.submit(order) == Submit::kAccepted);
+  CHECK_FALSE(scheduler.has_reports(now + seconds(999)));
+  REQUIRE(scheduler.promote(1, Priority::kDemand, now + seconds(500)));
+  CHECK_FALSE(scheduler.has_reports(now + seconds(499)));
+  CHECK(scheduler.has_reports(now + seconds(501)));
+  std::vector<Completion> out;
+  CHECK(scheduler.poll(&out) == 1);
+  CHECK(out.back().status == all(PageStatus::kOverdue, 1));
+  CHECK_FALSE(scheduler.has_reports(now));
+
+  order.ticket = 2;
+  REQUIRE(scheduler.submit(order) == Submit::kAccepted);
+  Chunk chunk;
+  REQUIRE(scheduler.take_copy_now(Lane::kOffload, 1, &chunk));
+  CHECK_FALSE(scheduler.has_reports(now));
+  scheduler.finish(chunk, &kOk);
+  CHECK(scheduler.has_reports(now));
+  CHECK(scheduler.poll(&out) == 1);
+  order.ticket = 3;
+  REQUIRE(scheduler.submit(order) == Submit::kAccepted);
+  CHECK(scheduler.cancel(3));
+  CHECK(scheduler.has_reports(now));
+}
+
 }  // namespace
 }  // namespace kvtier::test

@@ -436,6 +436,23 @@ def test_a_full_catalog_extends_a_prefix() -> None:
     catalog.check()
 
 
+def test_extending_does_without_a_root_that_went_and_refuses_what_is_no_request() -> None:
+    """With as many namespaces as there can be, the first new one's empty root goes when the next one's is asked for."""
+    catalog = make(labels="content")
+    gone, request = catalog.root(b"g" * 32), growing(2, words(1), catalog.take(Tier.HOST, 1, 2))
+    catalog.native.invalidate(None, 7)
+    request.noted = 1
+    there = growing(3, words(1), catalog.take(Tier.HOST, 1, 3))
+    for number in range(1 << 16):
+        catalog.root(number.to_bytes(32))
+    root = catalog.root(SPACE, generation=7)
+    assert catalog.extend([(request, 1, gone), (there, 1, root)], Tier.HOST) == [there.leaf]
+    assert (request.cached, request.noted, request.leaf) == (0, 0, None)
+    with pytest.raises(TypeError, match="computed: None"):
+        catalog.extend([(None, 1, root)], Tier.HOST)  # type: ignore[list-item]
+    catalog.check()
+
+
 def test_extending_several_chains_is_extending_each() -> None:
     """Also where one is the beginning of another: the second has its page already, and keeps its own slot."""
     catalog = make(labels="content")

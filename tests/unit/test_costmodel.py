@@ -6,7 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from kvtier.catalog import Tier
+from kvtier._core import Traffic
+from kvtier.catalog import Catalog, Tier, TierSpec
 from kvtier.costmodel import CostModel
 from kvtier.fit import Fit
 from kvtier.messages import Completion, HopReport, Priority
@@ -272,3 +273,34 @@ def test_coefficients_are_never_negative(seed: int) -> None:
         fit.observe((1.0, rng.random() * 100, rng.random() * 1e6), rng.random() + 1e-6)
         assert min(fit.coefficients) >= 0, f"seed {seed}"
         assert all(math.isfinite(c) for c in fit.coefficients), f"seed {seed}"
+
+
+HOP = HopReport("stage", PAGE, 0.0, 1.0, 1.0, 2.0, PAGE)
+ONE = np.ones((1, 1), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        (1, True),
+        Completion(1, True, None, (HOP,), 0.0, 0.0),
+        Completion(1, True, ONE.astype(np.int64), (HOP,), 0.0, 0.0),
+        Completion(1, True, np.ones((3, 1), np.uint8), (HOP,), 0.0, 0.0),
+        Completion(1, True, ONE, (HOP[:3],), 0.0, 0.0),
+        Completion(1, True, ONE, (HOP._replace(carried=-1),), 0.0, 0.0),
+        Completion(-1, True, ONE, (HOP,), 0.0, 0.0),
+    ],
+)
+def test_what_is_no_completion_is_refused_in_one_line(said: object) -> None:
+    """It may come from another process."""
+    model, catalog = CostModel(PAGE), Catalog([TierSpec(Tier.HOST, 4)], block_size=4)
+    traffic = Traffic(catalog.native, model)
+    for call in (lambda: model.completed(said), lambda: traffic.settle([said])):
+        with pytest.raises(TypeError, match=r"^completion: .*; accepted: a kvtier\.messages\.Completion") as fault:
+            call()
+        assert "\n" not in str(fault.value)
+    with pytest.raises(TypeError, match="tickets: accepted: whole numbers"):
+        model.overran([None], 1.0)
+    with pytest.raises(ValueError, match="priority: 7; accepted"):
+        model.submitted(1, STAGE, 1, 7, 1.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
 import time
 
 import numpy as np
@@ -209,3 +211,28 @@ def test_an_order_in_slices_is_one_by_either_way(sides):
         assert count == min(3, 3 if ticket else count)
         said.append((ticket, side.settle()))
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("short", [False])
+def test_what_another_loop_awaits_is_told_to_it_and_settled(sides):
+    """Once each, whether the loop's thread had collected it or the engine's takes it."""
+    side = sides[0]
+    nodes = side.compute(2, 1, 9)
+    for turn in range(6):
+        ticket = side.orders.store(PATHS[0], nodes[turn : turn + 1], Priority.DEMAND)
+        told, waiting = [], threading.Event()
+
+        async def wait(ticket=ticket, told=told, waiting=waiting):
+            asyncio.get_running_loop().call_soon(waiting.set)
+            told.append(await side.plane.mover.wait_for(ticket, 60.0))
+
+        thread = threading.Thread(target=lambda wait=wait: asyncio.run(wait()))
+        thread.start()
+        assert waiting.wait(60.0)
+        if turn % 2:
+            thread.join()  # so it was collected for it
+        assert side.settle()[ticket]
+        thread.join()
+        assert [done.ticket for done in told] == [ticket]
+    assert side.traffic.pages_moved["offload"] == 6
+    assert side.catalog.usage(Tier.HOST).ready == 6
