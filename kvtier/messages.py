@@ -154,7 +154,8 @@ class DataPlane(Protocol):
     def cancel(self, ticket: int) -> None: ...
 
     def promote(self, ticket: int, priority: Priority, deadline: float) -> None:
-        """Serve a transfer at least as urgently as this from now on; one that has ended is no error."""
+        """Serve a transfer at least as urgently as this from now on; one that has ended is no error. Where somebody
+        waits for it already, the later deadline counts."""
 
     def poll(self) -> Sequence[Completion]: ...
 

@@ -159,9 +159,10 @@ bool Ledger::promote(Ticket ticket, Priority priority, Time deadline) {
     queue.remove(t.hops[h]);
     queued[count++] = &t.hops[h];
   }
+  // Who waits for it already would go without, if another's shorter patience ended it.
+  t.deadline = t.priority == Priority::kDemand ? std::max(t.deadline, deadline) : deadline;
   t.priority = std::min(t.priority, priority);
-  t.deadline = deadline;
-  next_deadline_ = std::min(next_deadline_, deadline);
+  next_deadline_ = std::min(next_deadline_, t.deadline);
   for (int i = 0; i < count; ++i) state(queued[i]->lane).queue.push(*queued[i]);
   return true;
 }

@@ -67,6 +67,20 @@ TEST_CASE("a promoted transfer is served as its new priority and deadline say") 
   CHECK(desk.taken(kCopyLanes) == 2);
 }
 
+TEST_CASE("no waiter's patience ends what another still waits for") {
+  Desk desk;
+  const Time soon = desk.now + seconds(1), late = desk.now + seconds(9);
+  desk.submit(1, {S, H}, 1, Priority::kDemand, late);
+  desk.submit(2, {S, H}, 1, Priority::kPrefetch, late);
+  for (const Ticket ticket : {1, 2}) CHECK(desk.ledger.promote(ticket, Priority::kDemand, soon));
+  CHECK(desk.ledger.promote(2, Priority::kDemand, soon + seconds(2)));
+  desk.ledger.expire(soon + seconds(1));
+  CHECK_FALSE(desk.ledger.has_reports());
+  desk.ledger.expire(soon + seconds(2));
+  CHECK(desk.ledger.has_reports());
+  CHECK(desk.taken(kDiskLanes) == 1);
+}
+
 TEST_CASE("serves by priority, then loads, then the earlier deadline, then arrival") {
   Desk desk;
   const Time soon = desk.now + seconds(1), late = desk.now + seconds(9);

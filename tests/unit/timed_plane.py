@@ -84,7 +84,9 @@ class TimedPlane:
     def promote(self, ticket, priority, deadline):
         job = self.jobs.get(ticket)
         if job is not None:
-            job.priority, job.deadline = min(job.priority, priority), deadline or inf
+            waited_for = job.priority == Priority.DEMAND
+            job.deadline = max(job.deadline, deadline or inf) if waited_for else deadline or inf
+            job.priority = min(job.priority, priority)
 
     def poll(self):
         given, self.reports = self.reports, []
