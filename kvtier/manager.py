@@ -12,7 +12,6 @@ only ``flush``, ``invalidate``, ``reset`` and ``poll`` with a timeout may wait. 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING
@@ -41,7 +40,7 @@ from kvtier.sequence import ComputedBlocks, Loaded, Sequence, Slots, State
 from kvtier.stats import CacheStats, Counts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
 
     from kvtier.config import CacheConfig
@@ -405,15 +404,7 @@ class CacheManager:
 
     def reorder(self, within: Mapping[str, float]) -> None:
         """Requests that were announced will start in so many seconds now; those that were not are passed over."""
-        now = self._clock()
-        if not isinstance(within, Mapping):
-            raise ValueError(f"within: {within!r}; accepted: seconds by request id")
-        due = {
-            request_id: now + arguments.seconds(f"within[{request_id!r}]", value)
-            for request_id, value in within.items()
-        }
-        for request_id, when in due.items():
-            self._prefetcher.reschedule(request_id, when)
+        self._prefetcher.reorder(within)
 
     def dismiss(self, request_id: str) -> None:
         """A request that was announced will not come. One that was not is no error."""

@@ -301,10 +301,7 @@ class OffloadManager:
 
     def reorder(self, within: Mapping[str, float]) -> None:
         """Requests that were announced will begin in so many seconds now; those that were not are passed over."""
-        now = self._clock()
-        due = {name: now + arguments.seconds(f"within[{name!r}]", value) for name, value in within.items()}
-        for request_id, when in due.items():
-            self._prefetcher.reschedule(request_id, when)
+        self._prefetcher.reorder(within)
 
     def dismiss(self, request_id: str) -> None:
         """A request that was announced will not begin soon. One that was not is no error."""

@@ -8,7 +8,8 @@ Where the data plane is this process's own each is one native call (:class:`Dire
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +33,17 @@ _NOTHING: dict[int, bool] = {}  # that has ended; nobody changes it
 _DEMAND, _BACKGROUND = Priority.DEMAND, Priority.BACKGROUND  # looked up once, as tiers are
 
 
-class Orders(Protocol):
-    """Has pages moved. Of a foreign device ``device`` says where they are or go there, one block for each node."""
+class Orders(ABC):
+    """Has pages moved, and tells ``traffic``. ``spill``: what came down to host memory goes on to the disk.
 
+    Of a foreign device ``device`` says where pages are or go there, one block for each node.
+    """
+
+    def __init__(self, traffic: _core.Traffic, *, spill: bool) -> None:
+        self._traffic = traffic
+        self._spill = spill
+
+    @abstractmethod
     def load(
         self,
         path: tuple[Tier, ...],
@@ -52,8 +61,8 @@ class Orders(Protocol):
 
         Returns the ticket and how many of them, from the first; (0, 0): none, there was no room or no place.
         """
-        ...
 
+    @abstractmethod
     def store(
         self,
         path: tuple[Tier, ...],
@@ -69,28 +78,29 @@ class Orders(Protocol):
         ``cold``: they are copied for being the next to be evicted, and stay that. ``behind``: the stream of the
         engine's that copies on a device come after, the current one if not given. Returns the ticket, 0 for none.
         """
-        ...
 
+    @abstractmethod
     def settle(self) -> dict[int, bool]:
         """Settle what the data plane has reported; see :meth:`kvtier.placement.Placement.settle`."""
-        ...
 
     def settle_these(self, completions: Iterable[Completion]) -> dict[int, bool]:
         """As :meth:`settle`, where somebody else has asked the data plane."""
-        ...
+        ended, below = self._traffic.settle(list(completions))
+        if self._spill and below:
+            self.store(SPILL, below, _BACKGROUND)
+        return ended
 
 
-class OrdersByMessage:
-    """Orders to any data plane. ``spill``: what came down to host memory goes on to the disk."""
+class OrdersByMessage(Orders):
+    """Orders to any data plane."""
 
     def __init__(
-        self, catalog: Catalog, plane: DataPlane, traffic: _core.Traffic, clock: Callable[[], float], spill: bool
+        self, catalog: Catalog, plane: DataPlane, traffic: _core.Traffic, clock: Callable[[], float], *, spill: bool
     ) -> None:
+        super().__init__(traffic, spill=spill)
         self._catalog = catalog
         self._plane = plane
-        self._traffic = traffic
         self._clock = clock
-        self._spill = spill
 
     def load(
         self,
@@ -139,13 +149,6 @@ class OrdersByMessage:
         """See :class:`Orders`."""
         return self.settle_these(self._plane.poll())
 
-    def settle_these(self, completions: Iterable[Completion]) -> dict[int, bool]:
-        """See :class:`Orders`."""
-        ended, below = self._traffic.settle(list(completions))
-        if self._spill and below:
-            self.store(SPILL, below, _BACKGROUND)
-        return ended
-
     def _reserve(
         self,
         path: tuple[Tier, ...],
@@ -181,15 +184,14 @@ class OrdersByMessage:
         return transfer.ticket, count
 
 
-class DirectOrders:
-    """Orders to the mover of this process, which has a device tier of the catalog's own. ``spill`` as there."""
+class DirectOrders(Orders):
+    """Orders to the mover of this process, which has a device tier of the catalog's own."""
 
-    def __init__(self, catalog: Catalog, mover: Mover, traffic: _core.Traffic, spill: bool) -> None:
+    def __init__(self, catalog: Catalog, mover: Mover, traffic: _core.Traffic, *, spill: bool) -> None:
+        super().__init__(traffic, spill=spill)
         self._native = _core.Orders(catalog.native, mover.native, traffic)
         self._has_reports = mover.native.has_reports  # looked at in each step
         self._mover = mover
-        self._traffic = traffic
-        self._spill = spill
 
     def load(
         self,
@@ -232,10 +234,3 @@ class DirectOrders:
             return _NOTHING
         ended = self._mover.settle(self._native, self._spill)
         return self.settle_these(self._mover.poll()) if ended is None else ended
-
-    def settle_these(self, completions: Iterable[Completion]) -> dict[int, bool]:
-        """See :class:`Orders`."""
-        ended, below = self._traffic.settle(list(completions))
-        if self._spill and below:
-            self.store(SPILL, below, _BACKGROUND)
-        return ended

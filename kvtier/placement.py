@@ -99,9 +99,9 @@ class Placement:
         self._traffic = _core.Traffic(catalog.native, costs)
         spill = self._spill == "at_once"
         self._orders: Orders = (
-            OrdersByMessage(catalog, plane, self._traffic, clock, spill)
+            OrdersByMessage(catalog, plane, self._traffic, clock, spill=spill)
             if mover is None
-            else DirectOrders(catalog, mover, self._traffic, spill)
+            else DirectOrders(catalog, mover, self._traffic, spill=spill)
         )
         self.settle_reported = self._orders.settle
         """Settle what the data plane has reported, as :meth:`settle` does."""

@@ -22,12 +22,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtier import arguments
 from kvtier.catalog import DEVICE, HOST, Catalog, Residency, Tier
 from kvtier.choice import ONBOARD, STAGE
 from kvtier.lookup import SCRATCH, Foresee, Lookup
@@ -35,7 +37,7 @@ from kvtier.messages import Priority
 from kvtier.placement import Placement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from kvtier.config import CacheConfig
     from kvtier.content import Content
@@ -148,6 +150,15 @@ class Prefetcher:
         if expected is not None and expected.due != due:
             expected.due = due
             self._schedule(expected)
+
+    def reorder(self, within: Mapping[str, float]) -> None:
+        """They will start in so many seconds from now; ValueError, and nothing has changed, for what is none."""
+        now = self._clock()
+        if not isinstance(within, Mapping):
+            raise ValueError(f"within: {within!r}; accepted: seconds by request id")
+        due = {name: now + arguments.seconds(f"within[{name!r}]", value) for name, value in within.items()}
+        for name, when in due.items():
+            self.reschedule(name, when)
 
     def rest(self, name: str) -> bool:
         """It is about to start, and will order what it lacks itself: order no more for it, unless it is rescheduled.

@@ -52,9 +52,9 @@ class Side:
         self.costs = CostModel(hello.page_bytes)
         self.traffic = Traffic(self.catalog.native, self.costs)
         if kind is DirectOrders:
-            self.orders = DirectOrders(self.catalog, self.plane.mover, self.traffic, spill)
+            self.orders = DirectOrders(self.catalog, self.plane.mover, self.traffic, spill=spill)
         else:
-            self.orders = OrdersByMessage(self.catalog, self.plane, self.traffic, time.monotonic, spill)
+            self.orders = OrdersByMessage(self.catalog, self.plane, self.traffic, time.monotonic, spill=spill)
         self.root = self.catalog.root(bytes(32))
 
     def compute(self, request, chain, byte):
