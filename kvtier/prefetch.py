@@ -2,7 +2,7 @@
 
 Giving a hint only notes it; :meth:`Prefetcher.pump`, once a step, turns the most urgent ones into transfers:
 
-- earliest expected start first, two short transfers under way at a time, behind everything that somebody waits for: so
+- earliest expected start first, two transfers of a step's time under way, behind everything that somebody waits for: so
   what becomes urgent is never behind more than those;
 - what is there already, or on its way for another request, is not read again;
 - of the host's slots no more than ``prefetch.share`` hold pages that were brought ahead and have not been used. A hint
@@ -50,9 +50,12 @@ OUTCOMES = ("used", "late", "wasted", "cancelled")
 _PREFETCH = Priority.PREFETCH  # looked up once, as tiers are
 
 _AT_A_TIME = 2  # transfers under way: one that is served and the next
-_PART_SECONDS = 0.02  # that one transfer keeps the lane busy at most; demand passes it all the same
-_PART_BYTES = 4 << 20  # while the lane's speed is unknown,
-_MOST_BYTES = 64 << 20  # and ever: an engine orders one or two of them in a step, which may take 50 ms
+# That one transfer keeps the lane busy: as long as a step takes, since no more may be ordered in one, within these.
+# What somebody waits for passes it all the same.
+_PART_SECONDS, _LONGEST_PART = 0.02, 0.2
+_STEPS = 4  # over which that is smoothed
+_PART_BYTES = 4 << 20  # of one while the lane's speed is unknown,
+_MOST_BYTES = 256 << 20  # and ever
 _WORTH = 4  # of what it lacks the most urgent hint takes a part of one in so many or more
 _LIMIT = 4096  # hints
 _A_STEP = 2  # hints that are looked for, brought a part of, given up or sent on in one step of the engine,
@@ -131,6 +134,8 @@ class Prefetcher:
         self._soon: deque[_Expected] = deque()  # which these do when all of theirs is in host memory
         self._rests = False
         self._turn = 0  # of _DUTIES
+        self._step = 0.0  # seconds that one takes
+        self._stepped: float | None = None  # when the last one was, since there are hints
         self.blocks: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         """Blocks by what became of them; those still to be used are in none of the counts."""
 
@@ -140,6 +145,8 @@ class Prefetcher:
         """What ``foresee`` finds will be read at about ``due`` by the request of this name."""
         if name in self.expected:
             self.dismiss(name)
+        if not self.expected:
+            self._stepped = None
         if (self._room or self._device_room) and len(self.expected) < _LIMIT:
             expected = self.expected[name] = _Expected(name, foresee, due, self._new_request())
             self._schedule(expected)
@@ -223,13 +230,18 @@ class Prefetcher:
         Each is a call or two, as long as a step may spend on it: give one hint up, look for one or order a part of it,
         send one on to the device. They take turns, so that none of these is kept up by the others.
         """
+        now = self._clock()
+        if self._stepped is not None:
+            took = min(now - self._stepped, _LONGEST_PART)
+            self._step += (took - self._step) / (_STEPS if self._step else 1)
+        self._stepped = now
         for ticket in self._by_ticket.keys() & ended.keys():
             self._by_ticket.pop(ticket).tickets.discard(ticket)
         left = _IDLE_STEP if idle else _A_STEP - spent
         self._rests = left < 1 and not self._rests
         if self._rests:
             return
-        now, left, without = self._clock(), max(left, 1), 0
+        left, without = max(left, 1), 0
         while left and without < len(_DUTIES):
             self._turn = (self._turn + 1) % len(_DUTIES)
             if _DUTIES[self._turn](self, now):
@@ -331,9 +343,10 @@ class Prefetcher:
         return ticket, got
 
     def _part(self) -> int:
-        """Blocks of a transfer: small enough that what becomes urgent is not held up by it."""
-        speed = self._costs.lane_speed("stage")
-        size = _PART_BYTES if speed is None else min(_MOST_BYTES, int(speed[1] * _PART_SECONDS))
+        """Blocks of a transfer: as many as come until the next may be ordered, and small enough that what becomes
+        urgent is not held up by it."""
+        speed, seconds = self._costs.lane_speed("stage"), max(_PART_SECONDS, self._step)
+        size = _PART_BYTES if speed is None else min(_MOST_BYTES, int(speed[1] * seconds))
         return max(1, size // self._costs.page_bytes)
 
     def fetch(self, space: bytes, content: Content, deadline: float) -> Prefetched:

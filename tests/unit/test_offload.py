@@ -215,6 +215,28 @@ def test_a_look_ahead_brings_as_much_in_a_step_as_the_disk_gives_meanwhile(names
     )
 
 
+def test_a_look_ahead_orders_what_comes_until_the_next_step_of_the_engine(namespace):
+    """In a step in which something has ended it orders one part: were that less, the disk would rest until the next."""
+    now = [0.0]
+    rig = Rig(namespace, host=32, disk=64, clock=lambda: now[0], prefetch={"share": 0.9, "grace_seconds": 1e3})
+    rig.compute("a", chain(24), *range(1, 25))
+    rig.settle()
+    rig.manager.free("a")
+    rig.manager.catalog.drop(Tier.HOST, rig.manager.catalog.native.contents(Tier.HOST)[1])
+    rig.manager._prefetcher._costs = SimpleNamespace(page_bytes=1 << 20, lane_speed=lambda lane: (0.0, 1e8))
+    rig.plane._random.randint = lambda least, most: most  # it reports all that has ended
+    ordered = []
+    for step in (0.0, 0.06, 0.06, 5.0):
+        now[0] += step
+        if not step:
+            rig.manager.expect("c", chain(24), 100.0)
+        rig.manager.poll()
+        ordered.append([running.transfer.slots.shape[1] for running in rig.plane._running.values()])
+        while rig.plane._running:
+            rig.plane.step(8)
+    assert ordered == [[1, 1], [5], [5], [9]]
+
+
 def test_where_nothing_is_loaded_nothing_is_brought_ahead(namespace):
     rig = on_disk_alone(namespace, load_policy="never")
     rig.manager.expect("c", chain(4), 0.1)
