@@ -209,8 +209,8 @@ def weigh(
     ``arrived`` of the ``end`` are there; ``left`` of the others, all if not given, come in so many ``orders``, of which
     nothing is heard before each has ended.
 
-    What is left takes as long by the page as what has come did, or as long as the next order has taken by now if that
-    is longer already. Where nothing has come, it takes as long again.
+    What is left takes as long by the page as what has come did. Where the next order has taken longer than that
+    already, it takes as long again, and so do the others; likewise where nothing has come.
     """
     missing = end - arrived
     left = missing if left is None else left
@@ -218,8 +218,8 @@ def weigh(
     if not come or not left:
         return Weighed(elapsed if left else 0.0, compute)
     since = elapsed - last
-    pace = max(last / come, since * max(orders, 1) / left)
-    return Weighed(max(0.0, left * pace - since), compute)
+    usual, orders = left * last / come, max(orders, 1)
+    return Weighed(usual - since if since * orders <= usual else since * orders, compute)
 
 
 @dataclass(slots=True)

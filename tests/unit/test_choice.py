@@ -47,3 +47,12 @@ def test_what_others_bring_is_waited_for_and_not_read_again(model: CostModel) ->
     alone = choose(model, tiers, np.zeros(64, np.uint64), 65 * BLOCK, BLOCK, now)
     assert alone.load_s == pytest.approx(model.load(STAGE_ONBOARD, 64, now))
     assert alone.load_s > 2 * brought
+
+
+def test_the_last_order_is_not_waited_for_for_ever(model: CostModel) -> None:
+    """What came quickly says nothing of an order that has not ended since: it takes as long again, if it is the last
+    one, too."""
+    soon, late = (weigh(model, since, 0.01, 8, 1, 8, 16, 16) for since in (0.015, 10.0))
+    assert not soon.computing_wins
+    assert late.wait_s == pytest.approx(9.99)
+    assert late.computing_wins
