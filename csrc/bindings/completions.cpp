@@ -2,6 +2,8 @@
 
 #include <nanobind/stl/string.h>
 
+#include <cstdint>
+#include <limits>
 #include <string>
 
 #include "bindings/arrays.hpp"
@@ -35,7 +37,8 @@ Completion read(nb::handle told) {
   if (fields.size() < kFields) throw nb::cast_error();
   const auto status = nb::cast<ArrayIn<std::uint8_t, 2>>(fields[2]);
   const auto hops = nb::cast<nb::tuple>(fields[3]);
-  if (status.shape(0) > kMaxHops || hops.size() > kMaxHops) throw nb::cast_error();
+  const bool some_hops = status.shape(0) >= 1 && status.shape(0) <= kMaxHops && hops.size() <= kMaxHops;
+  if (!some_hops || status.shape(1) > std::numeric_limits<std::uint32_t>::max()) throw nb::cast_error();
   Completion done;
   done.ticket = nb::cast<Ticket>(fields[0]);
   done.final = nb::cast<bool>(fields[1]);

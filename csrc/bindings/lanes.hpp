@@ -1,11 +1,13 @@
-// Lanes by their names and priorities by their numbers, as Python says them.
+// Lanes by their names, priorities by their numbers and deadlines by their seconds, as Python says them.
 #pragma once
 
-#include <algorithm>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
+#include "bindings/bindings.hpp"
 #include "common/lane.hpp"
+#include "mover/transfer.hpp"
 
 namespace kvtier {
 
@@ -15,7 +17,12 @@ inline std::optional<Lane> lane_named(const std::string& name) {
   return std::nullopt;
 }
 
-// What is none stays none, to be refused by name.
-inline Priority priority_of(int priority) { return static_cast<Priority>(std::clamp(priority, 0, 255)); }
+inline Priority priority_of(int priority) {
+  if (priority >= 0 && priority < kPriorities) return static_cast<Priority>(priority);
+  throw std::invalid_argument("priority: " + std::to_string(priority) + "; accepted: " + kPrioritiesText);
+}
+
+// On the monotonic clock; 0: there is none.
+inline Time deadline_of(double deadline_s) { return deadline_s > 0 ? Time(seconds(deadline_s)) : kNever; }
 
 }  // namespace kvtier

@@ -21,6 +21,9 @@ inline constexpr Lane kDiskLanes[] = {Lane::kSpill, Lane::kStage};
 
 // Who waits for a transfer. Smaller is served first.
 enum class Priority : std::uint8_t { kDemand = 0, kPrefetch = 1, kBackground = 2 };
+inline constexpr int kPriorities = 3;
+inline constexpr const char* kPrioritiesText = "0 demand, 1 prefetch, 2 background";
+constexpr bool is_priority(Priority priority) { return static_cast<int>(priority) < kPriorities; }
 
 constexpr bool is_store(Lane lane) { return lane == Lane::kOffload || lane == Lane::kSpill; }
 constexpr bool is_disk(Lane lane) { return lane == Lane::kSpill || lane == Lane::kStage; }

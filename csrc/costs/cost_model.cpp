@@ -29,9 +29,14 @@ int lanes_of(std::span<const Tier> path, Lane* out) {
 }
 
 void check(Priority priority) {
-  if (priority > Priority::kBackground)
+  if (!is_priority(priority))
     throw std::invalid_argument("priority: " + std::to_string(static_cast<int>(priority)) +
-                                "; accepted: 0 demand, 1 prefetch, 2 background");
+                                "; accepted: " + kPrioritiesText);
+}
+
+// Whether it ran, in a time that is one.
+bool is_timed(const HopReport& hop) {
+  return hop.carried != 0 && hop.started_s > 0 && hop.ended_s > hop.started_s && std::isfinite(hop.ended_s);
 }
 
 std::array<double, 3> prefill_features(double passes, std::uint64_t tokens, std::uint64_t context) {
@@ -61,8 +66,13 @@ bool CostModel::LaneCosts::idle() const {
 
 void CostModel::submitted(Ticket ticket, Path path, std::size_t blocks, Priority priority, double now) {
   check(priority);
-  UnderWay entry;
-  entry.hops = lanes_of(path, entry.lanes);
+  Lane lanes[kMaxHops];
+  const int hops = lanes_of(path, lanes);
+  const auto [place, is_new] = under_way_.try_emplace(ticket);
+  if (!is_new) throw std::invalid_argument("ticket: " + std::to_string(ticket) + " is under way; accepted: a new one");
+  UnderWay& entry = place->second;  // from here on nothing throws
+  entry.hops = hops;
+  std::copy_n(lanes, hops, entry.lanes);
   entry.bytes = blocks * page_bytes_;
   entry.priority = priority;
   entry.submitted = now;
@@ -75,7 +85,14 @@ void CostModel::submitted(Ticket ticket, Path path, std::size_t blocks, Priority
     if (lane.idle()) lane.busy_since = now;
     lane.queued[static_cast<int>(priority)] += entry.bytes;
   }
-  under_way_[ticket] = entry;
+}
+
+void CostModel::forget(Ticket ticket) {
+  const auto found = under_way_.find(ticket);
+  if (found == under_way_.end()) return;
+  const UnderWay& entry = found->second;
+  for (const Lane name : entry.path()) at(name).queued[static_cast<int>(entry.priority)] -= entry.bytes;
+  under_way_.erase(found);
 }
 
 void CostModel::promoted(Ticket ticket, Priority priority) {
@@ -83,6 +100,7 @@ void CostModel::promoted(Ticket ticket, Priority priority) {
   const auto found = under_way_.find(ticket);
   if (found == under_way_.end()) return;
   UnderWay& entry = found->second;
+  priority = std::min(priority, entry.priority);
   for (const Lane name : entry.path()) {
     at(name).queued[static_cast<int>(entry.priority)] -= entry.bytes;
     at(name).queued[static_cast<int>(priority)] += entry.bytes;
@@ -92,15 +110,10 @@ void CostModel::promoted(Ticket ticket, Priority priority) {
 
 void CostModel::completed(const Completion& done) {
   if (!done.final) return;
-  const auto found = under_way_.find(done.ticket);
-  if (found != under_way_.end()) {
-    const UnderWay& entry = found->second;
-    for (const Lane name : entry.path()) at(name).queued[static_cast<int>(entry.priority)] -= entry.bytes;
-    under_way_.erase(found);
-  }
+  forget(done.ticket);
   for (int index = 0; index < done.hop_count; ++index) {
     const HopReport& hop = done.hops[index];
-    if (hop.carried == 0 || !(hop.ended_s > hop.started_s && hop.started_s > 0)) continue;
+    if (!is_timed(hop)) continue;
     LaneCosts& lane = at(hop.lane);
     ++lane.seen;
     if (is_store(hop.lane) && lane.seen % kSample != 1) {  // no decision needs it: a sample is enough to tell of
@@ -138,7 +151,8 @@ void CostModel::overran(std::span<const Ticket> tickets, double now) {
     const UnderWay* entry = find(ticket);
     if (entry == nullptr) continue;
     if (!name) name = entry->lanes[0];
-    if (entry->lanes[0] == *name) size += entry->bytes;
+    if (entry->lanes[0] != *name) continue;
+    size += entry->bytes;
     first = std::min(first, entry->submitted);
   }
   if (!name) return;
@@ -150,8 +164,8 @@ void CostModel::overran(std::span<const Ticket> tickets, double now) {
 
 void CostModel::observe_prefill(std::uint64_t new_tokens, std::uint64_t context, double seconds) {
   if (new_tokens < 1) throw std::invalid_argument("new_tokens: 0; accepted: 1 or more");
-  pass_tokens_ = std::max(new_tokens, pass_tokens_);
-  prefill_.observe(prefill_features(1, new_tokens, context), seconds);
+  if (prefill_.observe(prefill_features(1, new_tokens, context), seconds))
+    pass_tokens_ = std::max(new_tokens, pass_tokens_);
 }
 
 // ---- predicting --------------------------------------------------------------------------------------------------
@@ -164,6 +178,7 @@ double CostModel::LaneCosts::occupied(std::uint64_t ahead, double now) const {
 }
 
 double CostModel::queue_wait(Lane name, double now, Priority priority) const {
+  check(priority);
   const LaneCosts& lane = at(name);
   std::uint64_t ahead = 0, later = 0;
   for (int p = 0; p < kPriorities; ++p) (p <= static_cast<int>(priority) ? ahead : later) += lane.queued[p];
@@ -223,7 +238,7 @@ std::optional<CostModel::PrefillSpeed> CostModel::prefill_speed() const {
 }
 
 void CostModel::seed_lane(Lane lane, double fixed_s, double bytes_per_s) {
-  if (!(bytes_per_s > 0) || !(fixed_s >= 0))
+  if (!(bytes_per_s > 0) || !(fixed_s >= 0) || !std::isfinite(fixed_s) || !std::isfinite(bytes_per_s))
     throw std::invalid_argument("lane '" + std::string(lane_name(lane)) + "': " + std::to_string(fixed_s) + " s, " +
                                 std::to_string(bytes_per_s) +
                                 " bytes/s; accepted: 0 or more seconds, more than 0 bytes/s");

@@ -29,7 +29,8 @@ class CostModel {
 
   // -- learning
   void submitted(Ticket ticket, Path path, std::size_t blocks, Priority priority, double now);
-  void promoted(Ticket ticket, Priority priority);
+  void forget(Ticket ticket);                       // it does not run after all; nothing for one that is not known
+  void promoted(Ticket ticket, Priority priority);  // at least that
   void completed(const Completion& done);
   void overran(std::span<const Ticket> tickets, double now);
   void observe_prefill(std::uint64_t new_tokens, std::uint64_t context, double seconds);
@@ -48,7 +49,6 @@ class CostModel {
   void seed_prefill(std::span<const double> coefficients, std::uint64_t pass_tokens);
 
  private:
-  static constexpr int kPriorities = 3;
   struct LaneCosts {
     LaneCosts();
     bool idle() const;

@@ -38,10 +38,10 @@ std::optional<double> Fit::predict(Features features) const {
   return seconds;
 }
 
-void Fit::observe(Features features, double seconds) {
+bool Fit::observe(Features features, double seconds) {
   const bool something = std::any_of(features.begin(), features.end(), [](double x) { return x > kLeast; });
   const bool amounts = std::all_of(features.begin(), features.end(), is_amount);
-  if (!(seconds > kLeast && seconds <= kGreatest) || !something || !amounts) return;
+  if (!(seconds > kLeast && seconds <= kGreatest) || !something || !amounts) return false;
   double expected = predict(features).value_or(0);
   if (expected != 0) {
     if (recent_.size() == window_) recent_.erase(recent_.begin());
@@ -57,6 +57,7 @@ void Fit::observe(Features features, double seconds) {
   add(features, seconds, std::pow(expected != 0 ? expected : seconds, -2.0));
   ++observations_;
   if (observations_ < kYoung || observations_ % kYoung == 0) solve();
+  return true;
 }
 
 void Fit::seed(std::span<const double> coefficients, double weight) {

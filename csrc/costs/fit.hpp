@@ -22,7 +22,7 @@ class Fit {
   Fit(std::span<const double> ridge, double memory, std::size_t window);
 
   std::optional<double> predict(Features features) const;
-  void observe(Features features, double seconds);
+  bool observe(Features features, double seconds);  // false: that was no time, or of nothing
   void seed(std::span<const double> coefficients, double weight = kSeedWeight);
 
   bool known() const { return known_; }

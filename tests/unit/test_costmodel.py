@@ -287,6 +287,8 @@ ONE = np.ones((1, 1), np.uint8)
         Completion(1, True, None, (HOP,), 0.0, 0.0),
         Completion(1, True, ONE.astype(np.int64), (HOP,), 0.0, 0.0),
         Completion(1, True, np.ones((3, 1), np.uint8), (HOP,), 0.0, 0.0),
+        Completion(1, True, np.ones((0, 1), np.uint8), (), 0.0, 0.0),
+        Completion(1, True, np.empty((1, 1 << 32), np.uint8), (HOP,), 0.0, 0.0),  # whose bytes nobody looks at
         Completion(1, True, ONE, (HOP[:3],), 0.0, 0.0),
         Completion(1, True, ONE, (HOP._replace(carried=-1),), 0.0, 0.0),
         Completion(-1, True, ONE, (HOP,), 0.0, 0.0),
@@ -302,5 +304,65 @@ def test_what_is_no_completion_is_refused_in_one_line(said: object) -> None:
         assert "\n" not in str(fault.value)
     with pytest.raises(TypeError, match="tickets: accepted: whole numbers"):
         model.overran([None], 1.0)
-    with pytest.raises(ValueError, match="priority: 7; accepted"):
-        model.submitted(1, STAGE, 1, 7, 1.0)
+
+
+@pytest.mark.parametrize("priority", [-5, 3, 99, 1 << 20])
+def test_a_priority_that_is_none_is_refused_by_its_own_number(priority: int) -> None:
+    model = CostModel(PAGE)
+    model.submitted(1, STAGE, 1, Priority.DEMAND, 1.0)
+    for call in (
+        lambda: model.submitted(2, STAGE, 1, priority, 1.0),
+        lambda: model.promoted(1, priority),
+        lambda: model.queue_wait("stage", 1.0, priority),
+        lambda: model.load(STAGE, 1, 1.0, priority),
+    ):
+        with pytest.raises(ValueError, match=f"^priority: {priority}; accepted: 0 demand, 1 prefetch, 2 background$"):
+            call()
+
+
+def test_a_transfer_is_promoted_and_never_put_back() -> None:
+    model = CostModel(PAGE, bytes_in_flight=0)
+    model.seed_lane("stage", 0.0, 1e9)
+    model.submitted(1, STAGE, 100, Priority.DEMAND, 1.0)
+    model.promoted(1, Priority.BACKGROUND)  # the data plane serves it at least as urgently, too
+    assert model.queue_wait("stage", 1.0) > 0
+
+
+@pytest.mark.parametrize("times", [(1.0, math.inf), (math.nan, 2.0), (1.0, math.nan), (-math.inf, 2.0), (2.0, 1.0)])
+def test_a_hop_whose_times_are_none_teaches_nothing_and_costs_what_follows_nothing(times: tuple[float, float]) -> None:
+    model = CostModel(PAGE)
+    drive = Drive(model, 1e9)
+    hop = HopReport("stage", PAGE, 0.0, 1.0, *times, PAGE)
+    model.completed(Completion(77, True, np.ones((1, 1), np.uint8), (hop,), 1.0, 2.0))
+    assert model.lane_speed("stage") is None
+    assert model.last_end("stage") == 0.0
+    for _ in range(4):
+        drive.move(8)
+    assert model.lane_speed("stage")[1] == pytest.approx(1e9, rel=0.05)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, 0.0, -1.0])
+def test_a_prefill_whose_time_is_none_says_nothing_of_how_large_passes_are(seconds: float) -> None:
+    model = CostModel(PAGE)
+    for context in range(0, 4096, 64):
+        model.observe_prefill(64, context, 1e-3 + 64 * 1e-5)
+    known = model.recompute(4096, 0)
+    model.observe_prefill(1 << 40, 0, seconds)
+    assert model.recompute(4096, 0) == known
+    assert model.prefill_speed()[1] == 64
+
+
+def test_what_overruns_is_measured_from_the_first_of_its_own_lane() -> None:
+    model = CostModel(PAGE)
+    model.submitted(1, STAGE, 1, Priority.DEMAND, 100.0)
+    model.submitted(2, (Tier.HOST, Tier.DEVICE), 1, Priority.DEMAND, 1.0)
+    model.overran([1, 2], 101.0)
+    assert model.load(STAGE, 1, 1000.0) == pytest.approx(1.0, rel=0.1), "another lane's wait was taken for this one's"
+
+
+@pytest.mark.parametrize("wrong", [(math.inf, 1e9), (math.nan, 1e9), (-1.0, 1e9), (0.0, 0.0), (0.0, math.inf)])
+def test_a_speed_that_is_none_is_not_begun_with(wrong: tuple[float, float]) -> None:
+    model = CostModel(PAGE)
+    with pytest.raises(ValueError, match=r"^lane 'stage': .*; accepted: "):
+        model.seed_lane("stage", *wrong)
+    assert model.lane_speed("stage") is None
