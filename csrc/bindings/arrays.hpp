@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -153,10 +154,35 @@ struct type_caster<kvtier::ArrayOut<T>> {
 
 template <class T, int D>
 struct type_caster<kvtier::ArrayIn<T, D>> {
-  using Array = kvtier::ArrayIn<T, D>;
+  using Value = kvtier::ArrayIn<T, D>;
   static constexpr bool kLists = std::is_same_v<T, std::uint32_t> && D == 1;
-  NB_TYPE_CASTER(Array, array_name<T>() + const_name<kLists>(" | list[int]", ""))
-  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept { return value.borrow(source.ptr()); }
+  static constexpr auto Name = array_name<T>() + const_name<kLists>(" | list[int]", "");
+  template <class U>
+  using Cast = movable_cast_t<U>;
+  template <class U>
+  static constexpr bool can_cast() {
+    return true;
+  }
+
+  // Nothing may be thrown from here. A list for which there is no memory is refused where it is handed over.
+  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
+    try {
+      return value_.borrow(source.ptr());
+    } catch (const std::bad_alloc&) {
+      return lacks_memory_ = true;
+    }
+  }
+  explicit operator Value&() { return whole(); }
+  explicit operator Value&&() { return std::move(whole()); }
+
+ private:
+  Value& whole() {
+    if (lacks_memory_) throw std::bad_alloc();
+    return value_;
+  }
+
+  Value value_;
+  bool lacks_memory_ = false;
 };
 
 }  // namespace nanobind::detail

@@ -12,7 +12,6 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #include "copy/memory.hpp"
@@ -77,10 +76,11 @@ int touch(std::byte* base, std::size_t bytes) {
     for (std::size_t at = from; at < to; at += kPageAlignment) *reinterpret_cast<volatile char*>(base + at) = 0;
   };
   std::vector<std::thread> threads;
+  threads.reserve(workers);
   for (std::size_t w = 1; w < workers; ++w) {
     try {
       threads.emplace_back(work, w);
-    } catch (const std::system_error&) {  // no thread to be had: slower, not wrong
+    } catch (const std::exception&) {  // no thread to be had: slower, not wrong
       work(w);
     }
   }

@@ -10,15 +10,17 @@
 #include <cstdint>
 
 #include "common/fault_plan.hpp"
+#include "common/forks.hpp"
 
 namespace kvtier::memory {
 
 Mapping::~Mapping() {
-  if (base_ != nullptr) munmap(base_, bytes_);
+  if (base_ != nullptr && process_ == fork_generation()) munmap(base_, bytes_);
 }
 
 int Mapping::map(std::size_t bytes, std::size_t alignment) {
   if (const int rc = fault_of(FaultPlan::On::kMemory); rc < 0) return rc;
+  const std::uint32_t process = fork_generation();
   const std::size_t reach = bytes + alignment;  // enough to hold an aligned mapping
   void* got = mmap(nullptr, reach, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (got == MAP_FAILED) return -errno;
@@ -29,6 +31,7 @@ int Mapping::map(std::size_t bytes, std::size_t alignment) {
   Mapping mine;
   mine.base_ = start + skip;
   mine.bytes_ = bytes;
+  mine.process_ = process;
   *this = std::move(mine);
   return 0;
 }

@@ -3,19 +3,22 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace kvtier::memory {
 
-// Anonymous, private, not reserved; given back when it goes.
+// Anonymous, private, not reserved; given back when it goes. Not by a forked child, which may lack it (MADV_DONTFORK)
+// and have something of its own in its place.
 class Mapping {
  public:
   Mapping() = default;
   Mapping(Mapping&& other) noexcept
-      : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+      : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), process_(other.process_) {}
   Mapping& operator=(Mapping&& other) noexcept {
     std::swap(base_, other.base_);
     std::swap(bytes_, other.bytes_);
+    std::swap(process_, other.process_);
     return *this;
   }
   ~Mapping();
@@ -28,6 +31,7 @@ class Mapping {
  private:
   std::byte* base_ = nullptr;
   std::size_t bytes_ = 0;
+  std::uint32_t process_ = 0;  // by fork_generation()
 };
 
 int advise(std::byte* base, std::size_t bytes, int advice);

@@ -93,30 +93,36 @@ std::uint64_t DiskStore::checksum_for(Slot slot, const PageIdentity* identity) c
 // On a thread of its own, because a sync cannot be given up: on a device that hangs the caller does not.
 std::uint64_t DiskStore::invalidate(const std::uint8_t* space) {
   const std::lock_guard one_at_a_time(invalidations_);
-  const auto hangs = [&]() -> std::system_error {
+  const auto only_here = [&](int error) -> std::system_error {
     generations_->advance_here(space);
-    return {ETIMEDOUT, std::generic_category(), "cannot make " + path("generations") + " durable"};
+    return {error, std::generic_category(), "cannot make " + path("generations") + " durable"};
   };
-  if (invalidating_->load()) throw hangs();  // an earlier one has not come back
+  if (invalidating_->load()) throw only_here(ETIMEDOUT);  // an earlier one has not come back
   disk::Generations::Space copy{};
   if (space != nullptr) std::copy_n(space, copy.size(), copy.begin());
-  std::promise<std::uint64_t> promise;
-  std::future<std::uint64_t> result = promise.get_future();
+  std::shared_ptr<std::promise<std::uint64_t>> promise;
+  std::thread worker;
   *invalidating_ = true;
-  std::thread worker([promise = std::move(promise), generations = generations_, busy = invalidating_, copy,
-                      all = space == nullptr]() mutable {
-    try {
-      const std::uint64_t generation = generations->advance(all ? nullptr : copy.data());
-      *busy = false;
-      promise.set_value(generation);
-    } catch (...) {
-      *busy = false;
-      promise.set_exception(std::current_exception());
-    }
-  });
+  try {
+    promise = std::make_shared<std::promise<std::uint64_t>>();
+    worker = std::thread([promise, generations = generations_, busy = invalidating_, copy, all = space == nullptr] {
+      try {
+        const std::uint64_t generation = generations->advance(all ? nullptr : copy.data());
+        *busy = false;
+        promise->set_value(generation);
+      } catch (...) {
+        *busy = false;
+        promise->set_exception(std::current_exception());
+      }
+    });
+  } catch (const std::exception&) {  // no thread is to be had, or no memory
+    *invalidating_ = false;
+    throw only_here(EAGAIN);
+  }
+  std::future<std::uint64_t> result = promise->get_future();  // not before: a promise that goes unkept needs memory
   if (result.wait_for(options_.sync_limit) != std::future_status::ready) {
     worker.detach();
-    throw hangs();
+    throw only_here(ETIMEDOUT);
   }
   worker.join();
   return result.get();

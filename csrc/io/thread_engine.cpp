@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -142,7 +142,7 @@ class ThreadEngine final : public FileEngine {
     }
     try {
       threads_.emplace_back([shared = shared_] { shared->serve(); });
-    } catch (const std::system_error&) {  // a limit on threads: fewer will do, none will not
+    } catch (const std::exception&) {  // a limit on threads, or on memory: fewer will do, none will not
       std::lock_guard lock(shared_->mutex);
       --shared_->running_threads;
       if (threads_.empty()) throw;

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::size_t kLanded = 4;              // at most so many operations have ended and wait to be verified
 constexpr std::chrono::milliseconds kTick{20};  // how often hung operations are looked for
+constexpr const char* kOutOfService = "disk tier out of service: ";
 
 }  // namespace
 
@@ -42,38 +43,47 @@ bool IoExecutor::hangs(Time now) const {
 
 void IoExecutor::look(Time now) {
   if (!hangs(now) || offline_) return;
-  const bool first =
-      go_offline("disk tier out of service: an operation on the table of " + store_.dir() + " has not returned (" +
-                 std::strerror(ETIMEDOUT) + "); its pages are misses until the store is opened again");
+  const bool first = go_offline([this] {
+    return "an operation on the table of " + store_.dir() + " has not returned (" + std::strerror(ETIMEDOUT) +
+           "); its pages are misses until the store is opened again";
+  });
   if (first) scheduler_.stall_disk();
 }
 
 IoStats IoExecutor::stats() const {
   const std::lock_guard lock(stats_mutex_);
-  return stats_;
+  IoStats out = stats_;
+  if (unexplained_) out.warning = kOutOfService + std::string("there was no memory to say why");
+  return out;
 }
 
 void IoExecutor::run() {
+  begin();
   serve();
   const std::lock_guard lock(end_mutex_);
   ended_ = true;
   end_.notify_all();
 }
 
-void IoExecutor::serve() {
+// What is thrown in this thread nobody else could catch.
+void IoExecutor::begin() {
   std::string note;
-  engine_ = options_.make_engine(&note);
-  {
+  try {
+    engine_ = options_.make_engine(&note);
     const std::lock_guard lock(stats_mutex_);
-    stats_.engine = engine_ ? engine_->name() : "none";
-    if (engine_) stats_.note = note;
+    if (engine_) stats_.engine = engine_->name(), stats_.note = note;
+  } catch (const std::exception& error) {
+    engine_.reset();
+    go_offline([&] { return std::string("no way to do I/O: ") + error.what(); });
   }
   if (engine_) {
     scheduler_.set_waker([this] { engine_->wake(); });
   } else {
-    go_offline("disk tier out of service: no way to do I/O: " + note);
+    go_offline([&] { return "no way to do I/O: " + note; });
   }
+}
 
+void IoExecutor::serve() {
   Time give_up = kNever, next_check{};
   for (;;) {
     const bool wants_work = fill();
@@ -355,18 +365,25 @@ void IoExecutor::abandon() {
 
 void IoExecutor::note_health(bool ok, const char* what, Slot slot, std::int64_t result) {
   if (!health_.note(ok) || offline_) return;
-  go_offline("disk tier out of service: " + std::to_string(health_.failures()) + " of the last " +
-             std::to_string(health_.samples()) + " operations failed, the last one " + what + " slot " +
-             std::to_string(slot) + " (" + (result < 0 ? std::strerror(static_cast<int>(-result)) : "short transfer") +
-             "); its pages are misses until the store is opened again");
+  go_offline([&] {
+    return std::to_string(health_.failures()) + " of the last " + std::to_string(health_.samples()) +
+           " operations failed, the last one " + what + " slot " + std::to_string(slot) + " (" +
+           (result < 0 ? std::strerror(static_cast<int>(-result)) : "short transfer") +
+           "); its pages are misses until the store is opened again";
+  });
 }
 
 // False: it was already.
-bool IoExecutor::go_offline(std::string warning) {
+template <class Why>
+bool IoExecutor::go_offline(const Why& why) {
   if (offline_.exchange(true)) return false;
   {
     const std::lock_guard lock(stats_mutex_);
-    stats_.warning = std::move(warning);
+    try {
+      stats_.warning = kOutOfService + why();
+    } catch (const std::bad_alloc&) {
+      unexplained_ = true;
+    }
   }
   scheduler_.take_disk_offline();
   return true;

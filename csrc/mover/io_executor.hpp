@@ -34,9 +34,9 @@ struct IoOptions {
 };
 
 struct IoStats {
-  std::string engine;
+  std::string engine = "none";
   std::string note;     // what the engine has to do without
-  std::string warning;  // why the disk is out of service; empty while it serves
+  std::string warning;  // that the disk is out of service, and why; empty while it serves
   std::uint64_t operations = 0;
   std::uint64_t merged_pages = 0;  // pages that shared an operation with others
   std::uint64_t hung = 0;          // operations that passed io_limit
@@ -90,6 +90,7 @@ class IoExecutor {
   };
 
   void run();
+  void begin();
   void serve();
   bool fill();
   bool reap(bool wants_work);
@@ -111,7 +112,8 @@ class IoExecutor {
   void abandon();
   void note_health(bool ok, const char* what, Slot slot, std::int64_t result);
   bool hangs(Time now) const;
-  bool go_offline(std::string warning);
+  template <class Why>
+  bool go_offline(const Why& why);
 
   Slot host_slot(const Op& op, std::uint32_t i) const;
   Slot disk_slot(const Op& op, std::uint32_t i) const;
@@ -135,6 +137,7 @@ class IoExecutor {
   bool ended_ = false;
   mutable std::mutex stats_mutex_;
   IoStats stats_;
+  bool unexplained_ = false;  // there was no memory for stats_.warning
   std::thread thread_;
 };
 

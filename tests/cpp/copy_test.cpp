@@ -1,8 +1,12 @@
 // Pages between device segments and host memory: what is copied, what is summed, and what is never touched.
 #include <doctest/doctest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <set>
@@ -301,6 +305,27 @@ TEST_CASE("segments of which no page can be made are refused by number") {
   CHECK(pool({{base, SIZE_MAX / 2, 64}}, 4).find("past the address space") != std::string::npos);
   CHECK(DevicePool({{base, 128, 64}, {base + 64, 128, 64}}, 4).payload_bytes() == 128);  // interleaved
   CHECK(DevicePool({{base, 0, 64}}, 1).payload_bytes() == 64);                           // one slot needs no stride
+}
+
+// Where the parent's arena is the child has nothing, and the kernel may give it that place for something else.
+TEST_CASE("an arena that a forked child lets go takes nothing of the child's own") {
+  auto arena = std::make_unique<HostArena>(4, std::size_t{1} << 20);
+  std::byte* const base = arena->base();
+  const std::size_t bytes = arena->mapped_bytes();
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    void* own = ::mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (own != base) ::_exit(2);
+    arena.reset();
+    ::_exit(::msync(own, bytes, MS_ASYNC) == 0 ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  arena.reset();
+  CHECK(::msync(base, bytes, MS_ASYNC) != 0);  // who made it gives it back
 }
 
 }  // namespace

@@ -225,3 +225,21 @@ def test_no_array_is_copied_where_its_own_memory_is_meant() -> None:
             with pytest.raises(TypeError, match="incompatible"):
                 call(array)
     assert engine.in_flight == 0
+
+
+def test_a_list_for_which_there_is_no_memory_is_refused_and_the_process_goes_on() -> None:
+    done = in_child(
+        WATCHED
+        + """
+import re, resource
+nodes = [0] * 4_000_000
+catalog = _core.Catalog([(0, 8, "lru"), (1, 8, "lru")], 4 * 4 + 32, 100)
+used = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) << 10
+resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), resource.RLIM_INFINITY))
+try:
+    catalog.lacking(nodes, _core.Tier.DEVICE, _core.Tier.HOST)
+except MemoryError:
+    print("refused")
+"""
+    )
+    assert done.stdout == "refused\n", done.stderr
