@@ -10,7 +10,7 @@ done. Whose block is full is handed to :class:`kvtier.gathering.Gathering`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -24,6 +24,7 @@ from kvtier.sequence import State
 if TYPE_CHECKING:
     from kvtier.gathering import Gathering
     from kvtier.requests import Requests
+    from kvtier.sequence import Sequence
 
 __all__ = ["Decoding", "Made"]
 
@@ -32,25 +33,46 @@ Made: TypeAlias = "Mapping[str, int | Iterable[int] | npt.NDArray[np.integer]]"
 
 
 class Decoding:
-    """Of ``requests`` those that run, in blocks of ``block_size``."""
+    """Of ``requests`` those that run, in blocks of ``block_size``. ``grow`` gives one more of them, as far as there is
+    room: :meth:`kvtier.loading.Loader.grow`."""
 
-    def __init__(self, requests: Requests, gathering: Gathering, catalog: Catalog, block_size: int) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        gathering: Gathering,
+        grow: Callable[[Sequence, int], bool],
+        catalog: Catalog,
+        block_size: int,
+    ) -> None:
         self._requests = requests
         self._gathering = gathering
+        self._grow = grow
+        self._block = block_size
         self._native = _core.Decoding(catalog.native, DEVICE, block_size)  # of running requests only
 
     def advance(self, made: Made) -> dict[str, list[int] | None]:
         """The tokens that each had are computed, and these are those that follow; returns the slots by which tables
         have grown for them, None where there is no room. ValueError, and nothing has changed, for what cannot be."""
+        if self._gathering.stream is not None:
+            self._gathering.heed_stream()
         done = self._native.advance(made)
         if done is None:
             done = self._native.advance(self._checked(made))
             assert done is not None
-        grown, completed = done
-        for request_id in completed:
-            sequence = self._requests.by_id[request_id]
-            self._gathering.add(sequence, sequence.growing.noted)
+        grown, completed, blocks = done
+        if blocks:
+            self._gathering.note(completed, blocks)
+        if grown and None in grown.values():
+            self._try_again(grown)
         return grown
+
+    def _try_again(self, grown: dict[str, list[int] | None]) -> None:
+        """Those that found no room may find what has become free since somebody looked."""
+        for request_id in [name for name, slots in grown.items() if slots is None]:
+            sequence = self._requests.by_id[request_id]
+            had = len(sequence.growing)
+            if self._grow(sequence, -(-sequence.num_tokens // self._block)):
+                grown[request_id] = sequence.table[had:].tolist()
 
     def forget(self, request_id: str) -> None:
         """The request runs no longer."""

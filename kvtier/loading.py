@@ -58,7 +58,9 @@ class Loader:
         self._clock = clock
         self._matched: dict[str, Sequence] = {}
         self._loading: dict[str, Sequence] = {}
-        self.heeds = (self._loading, self._matched, self._tails.racing)
+        self.racing = self._tails.racing
+        """By id, who computes a front while what is behind it loads."""
+        self.heeds = (self._loading, self._matched, self.racing)
         """While one of these holds something ``advance`` has something to look at."""
         self.layers: Layers | None = None
         """Where the engine computes the first layers while the others load."""
@@ -123,6 +125,7 @@ class Loader:
     def begin(self, sequence: Sequence, blocks: int) -> bool:
         """First allocation, for so many blocks in all or what was promised: private slots for what is to be computed,
         reserved ones for what is to be loaded. False, and nothing has changed: there is no room now."""
+        self._placement.catch_up()
         blocks = max(blocks, sequence.promised)
         if self._policy.is_stale(sequence):
             self._choose(sequence, sequence.promised)
@@ -182,15 +185,23 @@ class Loader:
         """Further private slots behind those that the request has, up to ``blocks`` in all; False as for ``begin``."""
         if sequence.state is _RUNNING:
             missing = blocks - len(sequence.growing)
-            return missing <= 0 or sequence.growing.lengthen(self._catalog.native, DEVICE, missing)
+            return missing <= 0 or self._lengthen(sequence, missing)
         missing = blocks - sequence.promised - len(sequence.private)
         if missing > 0:
+            self._placement.catch_up()
             more = self._catalog.take(DEVICE, missing, sequence.request)
             if not len(more):
                 return False
             sequence.private = np.concatenate([sequence.private, more])
             sequence.wanted = max(sequence.wanted, blocks)  # also where less arrives than was promised
         return True
+
+    def _lengthen(self, sequence: Sequence, missing: int) -> bool:
+        growing, native = sequence.growing, self._catalog.native
+        if growing.lengthen(native, DEVICE, missing):
+            return True
+        self._placement.catch_up()  # what has been stored meanwhile may be evicted
+        return growing.lengthen(native, DEVICE, missing)
 
     def advance(self, ended: Mapping[int, bool]) -> list[Loaded]:
         """Go on after transfers ``ended`` (by ticket: whether all went well); returns the requests now RUNNING."""

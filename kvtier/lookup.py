@@ -60,16 +60,16 @@ class Lookup:
         labels = sequence.content.labels(0, (sequence.num_tokens - 1) // self._block, self._block)
         return self._catalog.match([root], labels, 0, sequence.request, limit)
 
-    def index(self, computed: Iterable[tuple[Sequence, int]]) -> list[int]:
-        """Offer the catalog the first so many blocks of each sequence, computed and in its slots; returns the nodes
-        whose pages are new there."""
+    def index(self, computed: Iterable[Sequence]) -> list[int]:
+        """Offer the catalog the first ``growing.noted`` blocks of each sequence, computed and in its slots; returns the
+        nodes whose pages are new there."""
         parts = []
-        for sequence, blocks in computed:
+        for sequence in computed:
             if sequence.cacheable:
                 growing = sequence.growing
                 # A root is not leased: ask for it again rather than keep its number.
                 root = self.root(sequence.space) if growing.leaf is None else None
-                parts.append((growing, blocks, root))
+                parts.append((growing, growing.noted, root))
         return self._catalog.extend(parts, DEVICE) if parts else []
 
     def foresee(

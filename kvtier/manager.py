@@ -111,14 +111,16 @@ class CacheManager:
             stack.pop_all()
         self._counts = Counts()
         self._lookup = Lookup(self.catalog, plane, namespace, self._block)
-        queues = local.mover.stream if local is not None and device.cuda is not None else None
-        self._gathering = Gathering(self._lookup, self.placement, hello.page_bytes, queues)
         self.policy = LoadPolicy(config, self.catalog, self.placement, self.costs, clock)
         self._loader = Loader(config, self.catalog, self.placement, self._lookup, self.policy, self._counts, clock)
         self._requests = Requests()
         self._known, self._check_open = self._requests.known, self._requests.check_open
         self._sequences = self._requests.by_id
-        self._decoding = Decoding(self._requests, self._gathering, self.catalog, self._block)
+        queues = local.mover.stream if local is not None and device.cuda is not None else None
+        self._gathering = Gathering(
+            self._lookup, self.placement, self._sequences, self._loader.racing, hello.page_bytes, queues
+        )
+        self._decoding = Decoding(self._requests, self._gathering, self._loader.grow, self.catalog, self._block)
         self._numbers = count(SCRATCH + 1)  # the catalog's request ids
         self._prefetcher = Prefetcher(
             config, self.catalog, self.placement, self._lookup, self.costs, self._numbers.__next__, clock
@@ -162,11 +164,16 @@ class CacheManager:
         return self._match(sequence)
 
     def _match(self, sequence: Sequence) -> ComputedBlocks:
-        self._gathering.flush()
+        self._look()
         hit = self._loader.promise(sequence)
         self._sequences[sequence.request_id] = sequence
         found = sequence.tokens_by_tier(hit, self._block)
         return ComputedBlocks(sequence.request_id, hit * self._block, found, self._let_go)
+
+    def _look(self) -> None:
+        """Have the catalog know all that is known by now."""
+        self._gathering.flush()
+        self.placement.catch_up()
 
     def allocate_slots(self, request_id: str, num_tokens: int) -> Slots | None:
         """Give the request device slots for its first ``num_tokens`` tokens; the first call starts its loads.
@@ -289,10 +296,11 @@ class CacheManager:
 
     def free(self, request_id: str) -> None:
         """End the request, in whatever state it is. What it computed stays cached; an unknown id is no error."""
-        sequence = self._sequences.pop(request_id, None)
+        sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._decoding.forget(request_id)
             self._gathering.let_go(sequence)
+            del self._sequences[request_id]
             self._loader.withdraw(sequence)
 
     def _let_go(self, request_id: str) -> None:
@@ -335,6 +343,7 @@ class CacheManager:
         idle = (type(timeout) is not float or bool(timeout)) and arguments.seconds("timeout", timeout, 0) > 0
         if idle:
             self.plane.wait(self._loader.patience(timeout))
+            self.placement.catch_up()
         ended = self.placement.settle_reported()
         loading, matched, racing = self._loader.heeds
         loaded = self._loader.advance(ended) if loading or matched or racing else []
@@ -423,7 +432,7 @@ class CacheManager:
         comes later is given up. Nothing keeps them for anybody: :meth:`expect` does that."""
         self._check_open("prefetch")
         deadline = 0.0 if within is None else self._clock() + arguments.seconds("within", within)
-        self._gathering.flush()
+        self._look()
         return self._prefetcher.fetch(self._lookup.space(salt, adapter), Content(tokens, media), deadline)
 
     # ---- invalidation, the rest ----------------------------------------------------------------------------------
@@ -462,7 +471,7 @@ class CacheManager:
     def flush(self, timeout: float = 60.0) -> bool:
         """Wait until nothing is under way, stores included; False when ``timeout`` seconds were not enough."""
         end = self._clock() + arguments.seconds("timeout", timeout, 0)
-        self._gathering.flush()
+        self._look()
         self.poll()
         while self.placement.under_way:
             left = end - self._clock()
@@ -472,7 +481,7 @@ class CacheManager:
         return True
 
     def stats(self) -> CacheStats:
-        self._gathering.flush()
+        self._look()
         return CacheStats.gather(
             self._counts, self.catalog, self.placement, self._tiers, self._prefetcher.blocks, self.policy.cuts
         )
@@ -521,7 +530,7 @@ class CacheManager:
         media: Iterable[Media] = (),
     ) -> dict[str, int]:
         """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""
-        self._gathering.flush()
+        self._look()
         return self._lookup.locate(self._lookup.space(salt, adapter), Content(tokens, media))
 
     def evict(
@@ -540,5 +549,5 @@ class CacheManager:
         self._check_open("evict")
         if tier not in self._tiers:
             raise ValueError(f"tier: {tier!r}; accepted: {', '.join(str(t) for t in self._tiers)}")
-        self._gathering.flush()
+        self._look()
         return self._lookup.evict(tier, self._lookup.space(salt, adapter), Content(tokens, media))

@@ -81,7 +81,14 @@ class Orders(ABC):
 
     @abstractmethod
     def settle(self) -> dict[int, bool]:
-        """Settle what the data plane has reported; see :meth:`kvtier.placement.Placement.settle`."""
+        """Settle what the data plane has reported; see :meth:`kvtier.placement.Placement.settle`.
+
+        Stores in the background that went well may be left for some steps, so that many are settled together.
+        """
+
+    @abstractmethod
+    def catch_up(self) -> None:
+        """Settle those as well, for who gives or refuses room or looks at what is where; :meth:`settle` tells of it."""
 
     def settle_these(self, completions: Iterable[Completion]) -> dict[int, bool]:
         """As :meth:`settle`, where somebody else has asked the data plane."""
@@ -149,6 +156,9 @@ class OrdersByMessage(Orders):
         """See :class:`Orders`."""
         return self.settle_these(self._plane.poll())
 
+    def catch_up(self) -> None:
+        """See :class:`Orders`; here nothing is left."""
+
     def _reserve(
         self,
         path: tuple[Tier, ...],
@@ -190,8 +200,9 @@ class DirectOrders(Orders):
     def __init__(self, catalog: Catalog, mover: Mover, traffic: _core.Traffic, *, spill: bool) -> None:
         super().__init__(traffic, spill=spill)
         self._native = _core.Orders(catalog.native, mover.native, traffic)
-        self._has_reports = mover.native.has_reports  # looked at in each step
+        self._has_news = mover.native.has_news  # looked at in each step
         self._mover = mover
+        self._caught_up: dict[int, bool] = {}
 
     def load(
         self,
@@ -230,7 +241,17 @@ class DirectOrders(Orders):
 
     def settle(self) -> dict[int, bool]:
         """See :class:`Orders`."""
-        if not self._has_reports() and not self._mover.inbox:
-            return _NOTHING
+        if self._caught_up:
+            self.catch_up()
+            ended, self._caught_up = self._caught_up, {}
+            return ended
+        return self._settle() if self._has_news() or self._mover.inbox else _NOTHING
+
+    def catch_up(self) -> None:
+        """See :class:`Orders`."""
+        if self._mover.native.has_reports() or self._mover.inbox:
+            self._caught_up |= self._settle()
+
+    def _settle(self) -> dict[int, bool]:
         ended = self._mover.settle(self._native, self._spill)
         return self.settle_these(self._mover.poll()) if ended is None else ended

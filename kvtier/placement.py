@@ -105,6 +105,8 @@ class Placement:
         )
         self.settle_reported = self._orders.settle
         """Settle what the data plane has reported, as :meth:`settle` does."""
+        self.catch_up = self._orders.catch_up
+        """Also of what is settled late, before room is given or refused."""
         self.ahead = [path for path, write in ((OFFLOAD, self._offload), (SPILL, self._spill)) if write == "ahead"]
         """The lanes that :meth:`maintain` looks at."""
         self._low, self._high = config.watermarks.low, config.watermarks.high
@@ -264,7 +266,9 @@ class Placement:
         being free or held below too, until enough could. Once a step."""
         for path in self.ahead:
             if self._traffic.moves(path):
-                continue
+                self.catch_up()
+                if self._traffic.moves(path):
+                    continue
             if path[1] is Tier.DISK and self.disk_offline:
                 continue
             upper, lower = self._catalog.usage(path[0]), self._catalog.usage(path[1])

@@ -115,7 +115,6 @@ class Sequence:
     waits: bool = False
     wanted: int = 0
     deadline: float = 0.0
-    cacheable: bool = True
     broken: bool = False
     failed: bool = False
     offered: int = 0
@@ -149,6 +148,15 @@ class Sequence:
     @cached.setter
     def cached(self, blocks: int) -> None:
         self.growing.cached = blocks
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether others may have its blocks."""
+        return self.growing.cacheable
+
+    @cacheable.setter
+    def cacheable(self, may: bool) -> None:
+        self.growing.cacheable = may
 
     @property
     def promised(self) -> int:

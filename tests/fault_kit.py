@@ -359,11 +359,12 @@ class Cache:
         manager, tally = self.manager, self.tally
         self.asked += 1
         name = f"r{self.asked}"
+        misses = sum(manager.stats().failures.values())
         promised = computed = manager.get_computed_blocks(name, tokens).num_tokens
         if manager.allocate_slots(name, len(tokens)) is None:
             manager.free(name)
             return 0
-        misses, busy = sum(manager.stats().failures.values()), manager.placement.under_way
+        busy = manager.placement.under_way
         while not manager.ready(name):
             for loaded in manager.poll(1.0):
                 computed = loaded.num_computed_tokens

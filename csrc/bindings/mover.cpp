@@ -182,7 +182,10 @@ void bind_mover(nb::module_& m) {
             return self.wait_slices(ticket, count, seconds(timeout_s));
           },
           nb::arg("ticket"), nb::arg("count"), nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
-      .def("has_reports", &Mover::has_reports)
+      .def("has_reports", [](Mover& self) { return self.has_reports(); })
+      .def(
+          "has_news", [](Mover& self) { return self.has_reports(false); },
+          "The same, without what may be told later: see kvtier.orders.")
       .def("reports", &Mover::reports)
       .def("fileno", &Mover::fd)
       .def("arm", &Mover::arm, nb::arg("on") = true)

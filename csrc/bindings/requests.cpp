@@ -78,6 +78,7 @@ nb::object advance(const Decoding& self, nb::handle tokens) {
   step.run(batch.parts);
   nb::dict grown;
   nb::list completed;
+  std::size_t blocks = 0;
   for (std::size_t i = 0; i < batch.parts.size(); ++i) {
     const Advance& part = batch.parts[i];
     const nb::handle name = batch.names[i];
@@ -86,9 +87,10 @@ nb::object advance(const Decoding& self, nb::handle tokens) {
       const std::vector<Slot>& table = part.growing->table;
       grown[name] = nb::cast(std::vector<Slot>(table.end() - static_cast<std::ptrdiff_t>(part.grown), table.end()));
     }
-    if (part.completed) completed.append(name);
+    if (part.completed != 0) completed.append(name);
+    blocks += part.completed;
   }
-  return nb::make_tuple(grown, completed);
+  return nb::make_tuple(grown, completed, blocks);
 }
 
 void put(Growing& self, std::size_t first, const ArrayIn<Slot, 1>& slots) {
@@ -108,13 +110,14 @@ bool lengthen(Growing& self, Catalog& catalog, Tier tier, std::size_t n) {
 void bind_requests(nb::module_& m) {
   nb::class_<Growing>(m, "Growing", "What grows as a request runs. See kvtier.sequence.Sequence.")
       .def(nb::init<Content&, RequestId>(), nb::arg("content"), nb::arg("request"), nb::keep_alive<1, 2>())
-      .def_rw("noted", &Growing::noted, "Of its blocks that are computed, those that somebody was told of.")
+      .def_rw("noted", &Growing::noted, "Of its blocks that are computed, those that somebody knows of.")
       .def("__len__", [](const Growing& self) { return self.table.size(); })
       .def(
           "slots", [](const Growing& self) { return array_of<Slot, 1>(self.table.data(), {self.table.size()}); },
           "A copy of its block table.")
       .def("put", &put, nb::arg("first"), nb::arg("slots"), "These are the slots of its blocks from `first` on.")
       .def_rw("cached", &Growing::cached, "Of its blocks, from the first, those that were offered to the catalog.")
+      .def_rw("cacheable", &Growing::cacheable, "Whether others may have its blocks.")
       .def_prop_rw(
           "leaf", [](const Growing& self) { return self.leaf; },
           [](Growing& self, std::optional<NodeId> leaf) { self.leaf = leaf, self.later.clear(); },
@@ -151,9 +154,9 @@ void bind_requests(nb::module_& m) {
           nb::arg("request"))
       .def("clear", [](Decoding& self) { self.growing.clear(); })
       .def("advance", &advance, nb::arg("tokens").none(),
-           nb::sig("def advance(self, tokens: object) -> tuple[dict[str, list[int] | None], list[str]] | None"),
-           "The slots by which tables grew, None where there was no room, and whose blocks are full by it. None: "
-           "`tokens` is no dict of plain token ids, one or a list of them, by requests that have begun.");
+           nb::sig("def advance(self, tokens: object) -> tuple[dict[str, list[int] | None], list[str], int] | None"),
+           "The slots by which tables grew, None where there was no room; who has full blocks by it, and how many in "
+           "all. None: `tokens` is no dict of plain token ids, one or a list of them, by requests that have begun.");
 }
 
 }  // namespace kvtier

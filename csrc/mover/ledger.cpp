@@ -21,6 +21,12 @@ bool worth_less(const Transfer& a, const Transfer& b) {
   return a.sequence > b.sequence;
 }
 
+// A store that went well and that nobody waits for.
+bool is_routine(const Transfer& t) {
+  return !t.is_load() && t.priority >= Priority::kBackground && t.unsettled == 0 &&
+         std::all_of(t.status.begin(), t.status.end(), [](PageStatus page) { return page == PageStatus::kOk; });
+}
+
 }  // namespace
 
 Ledger::Ledger(const LedgerOptions& options) : options_(options) {
@@ -379,7 +385,7 @@ void Ledger::conclude(Transfer& t, Time now) {
     live_[t.live_index] = live_.back();
     live_[t.live_index]->live_index = t.live_index;
     live_.pop_back();
-    list(t);
+    list(t, now);
     return;
   }
   if (!t.has_ended() || t.reported_early) return;
@@ -388,11 +394,12 @@ void Ledger::conclude(Transfer& t, Time now) {
     if (!is_disk(t.hops[h].lane) && t.hops[h].in_flight != 0) return;
   }
   t.reported_early = true;
-  list(t);
+  list(t, now);
 }
 
-void Ledger::list(Transfer& t) {
+void Ledger::list(Transfer& t, Time now) {
   ++reports_;
+  tell_from_ = std::min(tell_from_, is_routine(t) ? now + kPatience : now);
   if (t.listed) return;  // an early report not yet read becomes the final one
   t.listed = true;
   t.next_listed = nullptr;
@@ -404,7 +411,10 @@ bool Ledger::next_report(Completion* out, Time now) {
   Transfer* t = first_listed_;
   if (t == nullptr) return false;
   first_listed_ = t->next_listed;
-  if (first_listed_ == nullptr) last_listed_ = nullptr;
+  if (first_listed_ == nullptr) {
+    last_listed_ = nullptr;
+    tell_from_ = kNever;
+  }
   t->listed = false;
   out->ticket = t->ticket;
   out->final = t->unsettled == 0;

@@ -2,6 +2,7 @@
 // thread, no lock and no clock of its own: the scheduler guards it and tells it the time, and tests drive it alone.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -38,6 +39,8 @@ struct LaneStats {
 
 class Ledger {
  public:
+  static constexpr Clock::duration kPatience = std::chrono::milliseconds(100);
+
   explicit Ledger(const LedgerOptions& options);
 
   // A store that finds the queue full first drops queued stores that are worth less, if that makes room.
@@ -68,6 +71,9 @@ class Ledger {
   void abandon(Time now);
 
   bool has_reports() const { return first_listed_ != nullptr; }
+  // From when on somebody should be told: at once, but of stores in the background that went well kPatience after the
+  // first of them, so that many are told together. kNever: there are no reports.
+  Time tell_from() const { return tell_from_; }
   std::uint64_t reports() const { return reports_; }  // listed since construction
   bool next_report(Completion* completion, Time now);
 
@@ -111,7 +117,7 @@ class Ledger {
   void mark(Transfer& transfer, int hop, std::uint32_t page, PageStatus status);
   void fail_waiting(Transfer& transfer, Hop& hop, PageStatus status, PageStatus later);
   void conclude(Transfer& transfer, Time now);
-  void list(Transfer& transfer);
+  void list(Transfer& transfer, Time now);
   void retire(Transfer* transfer);
 
   LedgerOptions options_;
@@ -129,6 +135,7 @@ class Ledger {
   Transfer* first_listed_ = nullptr;
   Transfer* last_listed_ = nullptr;
   std::uint64_t reports_ = 0;
+  Time tell_from_ = kNever;
 };
 
 }  // namespace kvtier

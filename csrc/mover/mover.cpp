@@ -99,11 +99,11 @@ std::size_t Mover::poll(std::vector<Completion>* out) {
   return p.scheduler.poll(out);
 }
 
-bool Mover::has_reports() {
+bool Mover::has_reports(bool routine) {
   Parts& p = parts();
   const Time now = Clock::now();
   if (p.io) p.io->look(now);
-  return p.scheduler.has_reports(now);
+  return p.scheduler.has_reports(now, routine);
 }
 
 Submit Mover::submit(Order order, std::uintptr_t stream) {

@@ -59,7 +59,9 @@ class Mover {
     return parts().scheduler.promote(ticket, priority, deadline);
   }
   std::size_t poll(std::vector<Completion>* out);
-  bool has_reports();  // whether poll would tell of anything
+  // Whether poll would tell of anything; without `routine` of anything but stores in the background that went well,
+  // unless the first of these has ended Ledger::kPatience ago.
+  bool has_reports(bool routine = true);
   bool wait(std::chrono::nanoseconds timeout, std::uint64_t seen);
   std::uint64_t reports() const { return parts().scheduler.reports(); }
   // Waits until the first `count` slices of a transfer are there; see Scheduler::wait_slices.

@@ -30,7 +30,7 @@ Scheduler::News Scheduler::news() {
 }
 
 void Scheduler::publish() {
-  has_reports_.store(ledger_.has_reports(), std::memory_order_relaxed);
+  tell_from_.store(ledger_.tell_from().time_since_epoch().count(), std::memory_order_relaxed);
   next_deadline_.store(ledger_.next_deadline().time_since_epoch().count(), std::memory_order_relaxed);
 }
 
@@ -89,13 +89,15 @@ std::size_t Scheduler::poll(std::vector<Completion>* out) {
   return count;
 }
 
-bool Scheduler::has_reports(Time now) {
-  if (has_reports_.load(std::memory_order_relaxed)) return true;
+bool Scheduler::has_reports(Time now, bool routine) {
+  const Time until = routine ? kNever - Clock::duration(1) : now;
+  const auto told_by = [until](Time from) { return from <= until; };
+  if (told_by(Time(Clock::duration(tell_from_.load(std::memory_order_relaxed))))) return true;
   if (now.time_since_epoch().count() < next_deadline_.load(std::memory_order_relaxed)) return false;
   const std::lock_guard lock(mutex_);
   ledger_.expire(now);
   announce();
-  return ledger_.has_reports();
+  return told_by(ledger_.tell_from());
 }
 
 bool Scheduler::wait(Time until, std::uint64_t seen) {

@@ -29,7 +29,9 @@ class Scheduler {
   bool cancel(Ticket ticket);
   bool promote(Ticket ticket, Priority priority, Time deadline);
   std::size_t poll(std::vector<Completion>* out);  // drains, never waits
-  bool has_reports(Time now);                      // whether there is something to poll; nearly always without the lock
+  // Whether there is something to poll; nearly always without the lock. `routine`: also where it is only of what the
+  // ledger would tell later.
+  bool has_reports(Time now, bool routine = true);
   // Waits until there is something to poll, or something was reported after `seen` reports (another thread may have
   // polled it already). False: neither by `until`, or before the mover was closed.
   bool wait(Time until, std::uint64_t seen);
@@ -87,7 +89,8 @@ class Scheduler {
   bool waker_armed_ = false;
   bool copies_woken_ = false;
   std::uint64_t announced_ = 0;
-  std::atomic<bool> has_reports_{false};  // of the ledger, for who looks without the lock
+  // Of the ledger, for who looks without the lock.
+  std::atomic<Clock::rep> tell_from_{kNever.time_since_epoch().count()};
   std::atomic<Clock::rep> next_deadline_{kNever.time_since_epoch().count()};
   int fd_ = -1;
   bool armed_ = false;

@@ -1,5 +1,6 @@
 #include "requests/growing.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace kvtier {
@@ -69,8 +70,10 @@ void Step::run(std::span<Advance> parts) {
   }
   for (Advance& part : parts) {
     const std::size_t full = part.had / block_;
-    part.completed = full > part.growing->noted;
-    if (part.completed) part.growing->noted = full;
+    const std::size_t known = std::max(part.growing->noted, part.growing->cached);
+    if (full <= known || !part.growing->cacheable) continue;
+    part.completed = full - known;
+    part.growing->noted = full;
   }
 }
 

@@ -30,10 +30,11 @@ struct Growing {
   Content& content;  // outlives this
   RequestId request;
   std::vector<Slot> table;
-  std::size_t noted = 0;       // of its blocks that are computed, those that somebody was told of
+  std::size_t noted = 0;       // of its blocks that are computed, those that somebody knows of
   std::size_t cached = 0;      // of its blocks, from the first, those that were offered to the catalog
   std::optional<NodeId> leaf;  // the last of their nodes, if the catalog kept any
   std::vector<NodeId> later;   // nodes that nobody has asked for yet
+  bool cacheable = true;       // others may have its blocks
 
   void joined(std::span<const NodeId> nodes) {  // these are the next ones
     cached += nodes.size();
@@ -59,10 +60,10 @@ struct Advance {
   Growing* growing = nullptr;
   std::span<const std::uint32_t> made;
 
-  std::size_t had = 0;      // tokens
-  std::size_t grown = 0;    // slots at the end of its table that are new
-  bool lacks_room = false;  // it needed some, and got none
-  bool completed = false;   // blocks, up to growing->noted
+  std::size_t had = 0;        // tokens
+  std::size_t grown = 0;      // slots at the end of its table that are new
+  bool lacks_room = false;    // it needed some, and got none
+  std::size_t completed = 0;  // blocks that were neither noted nor cached, up to growing->noted
 };
 
 // A pass has computed the tokens that each had, and made more: adds these, then takes the slots that they need, then

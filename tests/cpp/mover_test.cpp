@@ -612,5 +612,58 @@ TEST_CASE("who looks without the lock sees every report, and what has become ove
   CHECK(scheduler.has_reports(now));
 }
 
+TEST_CASE("of stores that nobody waits for is told late and together, of anything else at once") {
+  LedgerOptions options;
+  options.device_page_bytes = options.disk_page_bytes = 1;
+  Scheduler scheduler(options);
+  const Tier down[] = {D, H}, up[] = {H, D};
+  const Slot slots[] = {0, 0};
+  const auto identity = identities_of({1});
+  std::vector<Completion> out;
+  Order order;
+  order.slots = slots;
+  order.count = 1;
+  order.identities = identity.data();
+  order.identity_bytes = kIdBytes;
+  const auto move = [&](std::span<const Tier> path, Priority priority, PageStatus became) {
+    order.path = path;
+    order.priority = priority;
+    ++order.ticket;
+    REQUIRE(scheduler.submit(order) == Submit::kAccepted);
+    Chunk chunk;
+    REQUIRE(scheduler.take_copy_now(path[0] == D ? Lane::kOffload : Lane::kOnboard, 1, &chunk));
+    scheduler.finish(chunk, &became);
+  };
+  const Time before = Clock::now();
+  move(down, Priority::kBackground, PageStatus::kOk);
+  const Time after = Clock::now();
+  CHECK_FALSE(scheduler.has_reports(before, false));
+  CHECK(scheduler.has_reports(before));
+  CHECK(scheduler.has_reports(after + Ledger::kPatience, false));
+  move(down, Priority::kBackground, PageStatus::kOk);
+  CHECK(scheduler.has_reports(after + Ledger::kPatience, false));  // from the first of them on
+  REQUIRE(scheduler.poll(&out) == 2);
+  CHECK_FALSE(scheduler.has_reports(after + 2 * Ledger::kPatience));
+
+  const auto at_once = [&](std::span<const Tier> path, Priority priority, PageStatus became) {
+    move(down, Priority::kBackground, PageStatus::kOk);
+    move(path, priority, became);
+    CHECK(scheduler.has_reports(Clock::now(), false));
+    CHECK(scheduler.poll(&out) == 2);
+    CHECK_FALSE(scheduler.has_reports(Clock::now()));
+  };
+  at_once(down, Priority::kPrefetch, PageStatus::kOk);
+  at_once(down, Priority::kDemand, PageStatus::kOk);
+  at_once(down, Priority::kBackground, PageStatus::kWriteError);
+  at_once(up, Priority::kBackground, PageStatus::kOk);
+
+  move(down, Priority::kBackground, PageStatus::kOk);
+  order.path = down;
+  ++order.ticket;
+  REQUIRE(scheduler.submit(order) == Submit::kAccepted);
+  CHECK(scheduler.cancel(order.ticket));
+  CHECK(scheduler.has_reports(Clock::now(), false));
+}
+
 }  // namespace
 }  // namespace kvtier::test

@@ -77,7 +77,7 @@ def running(namespace):
 def state(manager):
     return [
         (name, len(s.content), s.table.tolist(), s.cached, s.growing.noted) for name, s in manager._sequences.items()
-    ], dict(manager._gathering.waiting)
+    ], list(manager._gathering.waiting)
 
 
 def test_tokens_within_a_block_need_nothing_and_the_next_block_brings_a_slot(running):

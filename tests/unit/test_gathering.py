@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from kvtier import gathering
 from kvtier.catalog import Tier
 from kvtier.content import Content
 from kvtier.gathering import Gathering
-from kvtier.sequence import Sequence, Tail
+from kvtier.sequence import Sequence
 from tests.unit.test_load_policy import BLOCK, Engine
 
 
 class Below:
     """Stands for the catalog and the write policy, and says what they were told."""
 
-    def __init__(self, page_bytes):
-        self.told, self.behind = [], None
-        self.gathering = Gathering(self, self, page_bytes)
+    def __init__(self, page_bytes, stream=None):
+        self.told, self.behind, self.requests, self.racing = [], None, {}, {}
+        self.gathering = Gathering(self, self, self.requests, self.racing, page_bytes, stream)
+
+    def sequence(self, name):
+        self.requests[name] = Sequence(name, 1 + len(self.requests), b"", Content())
+        return self.requests[name]
+
+    def catch_up(self):
+        self.caught_up = True
 
     def index(self, computed):
         nodes = []
-        for sequence, blocks in computed:
-            nodes += range(sequence.cached, blocks)
-            sequence.cached = blocks
+        for sequence in computed:
+            nodes += range(sequence.cached, sequence.growing.noted)
+            sequence.cached = sequence.growing.noted
         return nodes
 
     def on_computed(self, nodes, *, behind):
@@ -32,26 +38,25 @@ class Below:
         self.behind = behind
 
 
-def sequence(request=1):
-    return Sequence(f"r{request}", request, b"", Content())
+MANY = gathering._BLOCKS
 
 
 def test_blocks_are_told_together_when_they_are_many_or_have_waited_some_steps():
-    below, one, other = Below(4096), sequence(1), sequence(2)
-    gathered = below.gathering
+    below = Below(4096)
+    one, other, gathered = below.sequence("one"), below.sequence("other"), below.gathering
     gathered.add(one, 2)
     gathered.add(one, 2)  # said again
-    gathered.add(other, 5)
+    gathered.add(other, MANY - 3)
     assert not gathered.step()
     gathered.add(one, 3)
     assert not below.told
     assert gathered.step()
-    assert below.told == [[0, 1, 2, 0, 1, 2, 3, 4]]
-    gathered.add(other, 6)
+    assert below.told == [[0, 1, 2, *range(MANY - 3)]]
+    gathered.add(other, MANY - 2)
     steps = [gathered.step() for _ in range(gathering._STEPS)]
     assert steps == [False] * (gathering._STEPS - 1) + [True], "one block waited for no others"
-    assert below.told[1:] == [[5]]
-    gathered.add(other, 14)
+    assert below.told[1:] == [[MANY - 3]]
+    gathered.add(other, 2 * MANY - 2)
     steps = [gathered.step(busy=True) for _ in range(gathering._LONG)]
     assert steps == [False] * (gathering._LONG - 1) + [True]
     gathered.flush()
@@ -59,23 +64,38 @@ def test_blocks_are_told_together_when_they_are_many_or_have_waited_some_steps()
     assert not gathered.waiting
 
 
+def test_blocks_of_a_batch_that_decodes_are_told_together_by_the_names_of_those_that_computed_them():
+    below = Below(4096)
+    one, other = below.sequence("one"), below.sequence("other")
+    for step in range(2):
+        one.growing.noted = other.growing.noted = step + 1
+        below.gathering.note(["one", "other"], 2)
+    assert not below.told
+    below.gathering.let_go(other)
+    assert below.told == [[0, 1, 0, 1]]
+    assert not below.gathering.waiting
+    below.gathering.let_go(one)
+    assert len(below.told) == 1
+
+
 def test_large_blocks_wait_for_the_end_of_a_step_and_a_prompt_and_what_is_before_a_tail_for_nobody():
     large = Below(gathering._BYTES)
-    large.gathering.add(sequence(), 1)
+    large.gathering.add(large.sequence("one"), 1)
     assert not large.told
     assert large.gathering.step()
     prompt = Below(4096)
-    prompt.gathering.add(sequence(), 16)
-    small, racing = Below(4096), sequence()
-    racing.tail = Tail(np.arange(4, dtype=np.uint32))
-    small.gathering.add(racing, 1)
+    prompt.gathering.add(prompt.sequence("one"), 2 * MANY)
+    small = Below(4096)
+    small.racing["one"] = small.sequence("one")
+    small.gathering.add(small.requests["one"], 1)
     assert large.told == small.told == [[0]]
-    assert prompt.told == [list(range(16))]
+    assert prompt.told == [list(range(2 * MANY))]
 
 
 def test_what_waits_is_copied_behind_the_stream_that_it_was_computed_on():
-    below, one, streams = Below(4096), sequence(1), [5]
-    gathered = Gathering(below, below, 4096, lambda: streams[0])
+    streams = [5]
+    below = Below(4096, lambda: streams[0])
+    one, gathered = below.sequence("one"), below.gathering
     gathered.add(one, 2)
     streams[0] = 6
     gathered.add(one, 3)

@@ -113,6 +113,23 @@ def sides(short, spill, tmp_path):
         side.close()
 
 
+def test_what_is_settled_early_is_told_by_the_next_word(sides, spill):
+    for side in sides:
+        nodes = side.compute(2, 1, 7)
+        ticket = side.orders.store(PATHS[0], nodes[:4], Priority.BACKGROUND)
+        while side.plane.mover.stats()["lanes"]["offload"]["queued_pages"]:
+            pass
+        side.orders.catch_up()
+        there = (side.catalog.state(nodes[:4])[1][:, Tier.HOST] == Residency.READY).all()
+        assert there == isinstance(side.orders, DirectOrders)
+        ended = {}
+        while ticket not in ended:
+            ended |= side.orders.settle()
+        assert ended[ticket]
+        assert side.traffic.pages_moved["offload"] == 4
+        assert spill == bool(side.traffic.under_way or "spill" in side.traffic.pages_moved)
+
+
 def test_both_kinds_of_orders_do_the_same(sides, short, seed):
     rng = random.Random(seed)
     chains = []
