@@ -241,11 +241,11 @@ class DirectOrders(Orders):
 
     def settle(self) -> dict[int, bool]:
         """See :class:`Orders`."""
-        if self._caught_up:
-            self.catch_up()
-            ended, self._caught_up = self._caught_up, {}
+        ended = self._settle() if self._has_news() or self._mover.inbox else _NOTHING
+        if not self._caught_up:
             return ended
-        return self._settle() if self._has_news() or self._mover.inbox else _NOTHING
+        caught_up, self._caught_up = self._caught_up, {}
+        return caught_up | ended
 
     def catch_up(self) -> None:
         """See :class:`Orders`."""
