@@ -154,8 +154,8 @@ class DataPlane(Protocol):
     def cancel(self, ticket: int) -> None: ...
 
     def promote(self, ticket: int, priority: Priority, deadline: float) -> None:
-        """Serve a transfer at least as urgently as this from now on; one that has ended is no error. Where somebody
-        waits for it already, the later deadline counts."""
+        """Serve a transfer at least as urgently as this from now on; one that has ended is no error. It ends at the
+        later of this deadline and its own: nobody's patience ends what another wants."""
 
     def poll(self) -> Sequence[Completion]: ...
 

@@ -205,8 +205,8 @@ class Mover:
         return self.native.cancel(ticket)
 
     def promote(self, ticket: int, priority: Priority, deadline: float) -> bool:
-        """Serve it at least as urgently as ``priority``, and with another deadline, from now on; False when there is
-        nothing left to serve."""
+        """Serve it at least as urgently as ``priority`` and this deadline from now on, and end it no earlier than then;
+        False when there is nothing left to serve."""
         return self.native.promote(ticket, int(priority), deadline)
 
     def poll(self) -> list[Completion]:

@@ -116,7 +116,7 @@ Transfer* Ledger::new_transfer() {
 void Ledger::fill(Transfer& t, const Order& order, Time now) {
   t.ticket = order.ticket;
   t.priority = order.priority;
-  t.deadline = order.deadline;
+  t.due = t.deadline = order.deadline;
   t.fence = order.fence;
   t.submitted = now;
   t.sequence = ++sequence_;
@@ -165,10 +165,9 @@ bool Ledger::promote(Ticket ticket, Priority priority, Time deadline) {
     queue.remove(t.hops[h]);
     queued[count++] = &t.hops[h];
   }
-  // Who waits for it already would go without, if another's shorter patience ended it.
-  t.deadline = t.priority == Priority::kDemand ? std::max(t.deadline, deadline) : deadline;
+  t.due = t.priority == Priority::kDemand ? std::min(t.due, deadline) : deadline;
+  t.deadline = std::max(t.deadline, deadline);  // whoever wants it already would go without, if another's ended it
   t.priority = std::min(t.priority, priority);
-  next_deadline_ = std::min(next_deadline_, t.deadline);
   for (int i = 0; i < count; ++i) state(queued[i]->lane).queue.push(*queued[i]);
   return true;
 }

@@ -46,8 +46,8 @@ class Ledger {
   // A store that finds the queue full first drops queued stores that are worth less, if that makes room.
   Submit submit(const Order& order, Time now);
   bool cancel(Ticket ticket, Time now);
-  // Serve it with this deadline, or the later one of who waits for it already, and at least this priority from now on;
-  // false when there is nothing left to serve.
+  // Somebody else wants it, by this deadline: serve it with at least this priority and for whoever waits until earlier,
+  // and end it at the later deadline. False when there is nothing left to serve.
   bool promote(Ticket ticket, Priority priority, Time deadline);
   void expire(Time now);  // ends what is overdue
   Time next_deadline() const { return next_deadline_; }

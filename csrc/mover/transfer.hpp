@@ -85,7 +85,8 @@ struct Hop {
 struct Transfer {
   Ticket ticket = 0;
   Priority priority = Priority::kDemand;
-  Time deadline = kNever;
+  Time deadline = kNever;  // the latest of those who want it: then it ends
+  Time due = kNever;       // the earliest of those who wait for it: the order of service
   std::shared_ptr<DeviceFence> fence;
   Time submitted{};
   Time finished{};
@@ -117,12 +118,12 @@ struct Transfer {
   bool has_ended() const { return ended.load(std::memory_order_relaxed) != PageStatus::kPending; }
 };
 
-// Order of service: who waits, loads before stores, the earlier deadline, arrival.
+// Order of service: who waits, loads before stores, who waits until earlier, arrival.
 inline bool serves_before(const Hop& a, const Hop& b) {
   const Transfer &x = *a.transfer, &y = *b.transfer;
   if (x.priority != y.priority) return x.priority < y.priority;
   if (is_store(a.lane) != is_store(b.lane)) return !is_store(a.lane);
-  if (x.deadline != y.deadline) return x.deadline < y.deadline;
+  if (x.due != y.due) return x.due < y.due;
   return x.sequence < y.sequence;
 }
 

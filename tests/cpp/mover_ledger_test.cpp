@@ -59,7 +59,7 @@ TEST_CASE("a promoted transfer is served as its new priority and deadline say") 
   CHECK(desk.ledger.promote(2, Priority::kDemand, soon));
   CHECK(desk.ledger.promote(3, Priority::kBackground, soon));  // promotion never takes urgency away
   CHECK_FALSE(desk.ledger.promote(4, Priority::kDemand, soon));
-  CHECK(desk.ledger.next_deadline() == soon);
+  CHECK(desk.ledger.next_deadline() == soon + seconds(9));
   CHECK(desk.taken(kDiskLanes, 1) == 2);
   CHECK(desk.taken(kDiskLanes, 1) == 2);
   CHECK(desk.taken(kDiskLanes) == 1);
@@ -67,18 +67,31 @@ TEST_CASE("a promoted transfer is served as its new priority and deadline say") 
   CHECK(desk.taken(kCopyLanes) == 2);
 }
 
-TEST_CASE("no waiter's patience ends what another still waits for") {
+TEST_CASE("no waiter's patience ends what another still wants") {
   Desk desk;
-  const Time soon = desk.now + seconds(1), late = desk.now + seconds(9);
-  desk.submit(1, {S, H}, 1, Priority::kDemand, late);
-  desk.submit(2, {S, H}, 1, Priority::kPrefetch, late);
-  for (const Ticket ticket : {1, 2}) CHECK(desk.ledger.promote(ticket, Priority::kDemand, soon));
-  CHECK(desk.ledger.promote(2, Priority::kDemand, soon + seconds(2)));
-  desk.ledger.expire(soon + seconds(1));
+  const Time soon = desk.now + seconds(1);
+  desk.submit(1, {S, H}, 1, Priority::kDemand, soon + seconds(9));
+  desk.submit(2, {S, H}, 1, Priority::kPrefetch, soon + seconds(2));
+  desk.submit(3, {S, H}, 1, Priority::kPrefetch);
+  for (const Ticket ticket : {1, 2, 3}) CHECK(desk.ledger.promote(ticket, Priority::kDemand, soon));
+  CHECK(desk.ledger.promote(2, Priority::kDemand, soon + seconds(4)));
+  desk.ledger.expire(soon + seconds(3));
   CHECK_FALSE(desk.ledger.has_reports());
-  desk.ledger.expire(soon + seconds(2));
+  desk.ledger.expire(soon + seconds(4));
   CHECK(desk.ledger.has_reports());
   CHECK(desk.taken(kDiskLanes) == 1);
+  CHECK(desk.taken(kDiskLanes) == 3);
+}
+
+TEST_CASE("what is wanted for long is served for whoever waits for it until earlier") {
+  Desk desk;
+  const Time soon = desk.now + seconds(1);
+  desk.submit(1, {S, H}, 1, Priority::kDemand, soon + seconds(5));
+  desk.submit(2, {S, H}, 1, Priority::kPrefetch, soon + seconds(60));
+  desk.submit(3, {S, H}, 1, Priority::kDemand, soon + seconds(60));
+  for (const Ticket ticket : {2, 3}) CHECK(desk.ledger.promote(ticket, Priority::kDemand, soon + seconds(4)));
+  CHECK(desk.ledger.promote(3, Priority::kDemand, soon + seconds(90)));
+  for (const Ticket ticket : {2, 3, 1}) CHECK(desk.taken(kDiskLanes) == ticket);
 }
 
 TEST_CASE("serves by priority, then loads, then the earlier deadline, then arrival") {

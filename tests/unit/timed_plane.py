@@ -19,7 +19,8 @@ class Job:
     submitted: float
     sequence: int
     priority: Priority
-    deadline: float
+    deadline: float  # the latest of those who want it: then it ends
+    due: float  # the earliest of those who wait for it: the order of service
     status: np.ndarray
     cancelled: bool = False
     started: list[float] = field(default_factory=list)
@@ -66,6 +67,7 @@ class TimedPlane:
             self.count,
             transfer.priority,
             transfer.deadline or inf,
+            transfer.deadline or inf,
             np.zeros((hops, pages), np.uint8),
         )
         job.started, job.ended, job.carried = [0.0] * hops, [0.0] * hops, [0] * hops
@@ -85,7 +87,8 @@ class TimedPlane:
         job = self.jobs.get(ticket)
         if job is not None:
             waited_for = job.priority == Priority.DEMAND
-            job.deadline = max(job.deadline, deadline or inf) if waited_for else deadline or inf
+            job.due = min(job.due, deadline or inf) if waited_for else deadline or inf
+            job.deadline = max(job.deadline, deadline or inf)
             job.priority = min(job.priority, priority)
 
     def poll(self):
@@ -199,7 +202,7 @@ class TimedPlane:
             if lane.job is not None:
                 continue
             waiting = [
-                (job.priority, job.deadline, job.sequence, hop, job)
+                (job.priority, job.due, job.sequence, hop, job)
                 for job in self.jobs.values()
                 for hop, known in enumerate(lanes_of(job.transfer.path))
                 if known == name and job.ready[hop]
