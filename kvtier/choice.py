@@ -30,12 +30,12 @@ __all__ = [
     "Choice",
     "History",
     "Outcome",
+    "Progress",
     "Watch",
     "Weighed",
     "choose",
     "is_synchronous",
     "split",
-    "weigh",
 ]
 
 ONBOARD = (Tier.HOST, Tier.DEVICE)
@@ -183,6 +183,23 @@ def is_synchronous(tiers: npt.NDArray[np.uint8], load_s: float | None, others: i
     return load_s <= _LONGEST and others * load_s <= _DETOUR
 
 
+class Progress(NamedTuple):
+    """How far what a request waits for has come, in its blocks.
+
+    blocks     |<- arrived ->|== some are there, ``left`` are still to come ==|  computed in any case
+               0                                                             end
+    """
+
+    arrived: int
+    """All before it are there."""
+    end: int
+    come: int
+    """Have come since it began to wait."""
+    left: int
+    orders: int
+    """In which these come; nothing is heard of one before it has ended."""
+
+
 class Weighed(NamedTuple):
     """A load that is overdue: what waiting for what is missing would take, and what computing it. Seconds."""
 
@@ -194,74 +211,51 @@ class Weighed(NamedTuple):
         return self.compute_s is not None and self.compute_s < self.wait_s
 
 
-def weigh(
-    model: CostModel,
-    elapsed: float,
-    last: float,
-    come: int,
-    orders: int,
-    arrived: int,
-    end: int,
-    block: int,
-    left: int | None = None,
-) -> Weighed:
-    """After ``elapsed`` seconds ``come`` blocks have come, the last of them after ``last`` seconds, and the first
-    ``arrived`` of the ``end`` are there; ``left`` of the others, all if not given, come in so many ``orders``, of which
-    nothing is heard before each has ended.
-
-    What is left takes as long by the page as what has come did. Where the next order has taken longer than that
-    already, it takes as long again, and so do the others; likewise where nothing has come.
-    """
-    missing = end - arrived
-    left = missing if left is None else left
-    compute = model.recompute(missing * block, arrived * block)
-    if not come or not left:
-        return Weighed(elapsed if left else 0.0, compute)
-    since = elapsed - last
-    usual, orders = left * last / come, max(orders, 1)
-    return Weighed(usual - since if since * orders <= usual else since * orders, compute)
-
-
-@dataclass(slots=True)
 class Watch:
-    """Of what a request waits for, its own load or what others bring: when it is weighed against computing.
+    """Of what a request waits for, its own load or what others bring: when that is weighed against computing.
 
-    That is first done when it takes a quarter longer than predicted; where its time could not be predicted, when
+    It is first done when it takes a quarter longer than predicted; where its time could not be predicted, when
     computing all of it would have ended. Where nothing is known of computing it never is.
     """
 
-    since: float = 0.0
-    came: float = 0.0
-    """When something of it came last."""
-    review: float = inf
-    """When it is to be weighed next."""
+    __slots__ = ("_block", "_came", "_come", "_costs", "review", "since")
 
-    def begin(self, now: float, choice: Choice | None) -> None:
-        """It is waited for from ``now`` on, because of ``choice``; None: it was not for the time that it takes."""
-        self.since, self.came, self.review = now, now, inf
+    def __init__(self, costs: CostModel, block: int, now: float, choice: Choice | None) -> None:
+        """It is waited for from ``now`` on, because of ``choice``; None: it was not for the time that it takes.
+        ``block``: tokens of one."""
+        self._costs, self._block = costs, block
+        self.since = self._came = now
+        self._come = 0
+        self.review = inf
+        """When it is to be weighed next."""
         if choice is not None and choice.all_computed_s is not None:
             self.review = now + (choice.all_computed_s if choice.load_s is None else _OVERRUN * choice.load_s + _SLACK)
 
-    def overtaken(
-        self,
-        model: CostModel,
-        now: float,
-        come: int,
-        orders: int,
-        arrived: int,
-        end: int,
-        block: int,
-        left: int | None = None,
-    ) -> Weighed | None:
-        """What was weighed, see :func:`weigh`, where computing wins; None: it does not by now, and ``review`` says when
-        to look again."""
-        elapsed = now - self.since
-        weighed = weigh(model, elapsed, self.came - self.since, come, orders, arrived, end, block, left)
-        if weighed.computing_wins:
-            self.review = inf
-            return weighed
-        self.review = now + (_OVERRUN - 1) * elapsed + _SLACK
-        return None
+    def note(self, come: int, now: float) -> None:
+        """So many blocks have come by now, whoever had them brought."""
+        if come > self._come:
+            self._come, self._came = come, now
+
+    def overtaken(self, progress: Progress, now: float) -> Weighed | None:
+        """What was weighed, where it is time to and computing wins; else None, and ``review`` says when to look again.
+        ``progress`` is as of now."""
+        self.note(progress.come, now)
+        if now < self.review:
+            return None
+        weighed = self.weigh(progress, now)
+        self.review = inf if weighed.computing_wins else now + (_OVERRUN - 1) * (now - self.since) + _SLACK
+        return weighed if weighed.computing_wins else None
+
+    def weigh(self, progress: Progress, now: float) -> Weighed:
+        """What is left takes as long by the page as what has come did. Where the next order has taken longer than that
+        already, it takes as long again, and so do the others; likewise where nothing has come."""
+        arrived, end, come, left, orders = progress
+        compute = self._costs.recompute((end - arrived) * self._block, arrived * self._block)
+        if not come or not left:
+            return Weighed(now - self.since if left else 0.0, compute)
+        silent, usual = now - self._came, left * (self._came - self.since) / come
+        late = silent * max(orders, 1)
+        return Weighed(late if late > usual else usual - silent, compute)
 
 
 def _load(model: CostModel, runs: list[_Run], first: int, end: int, now: float) -> float | None:

@@ -58,9 +58,11 @@ class Loaded:
 class Awaited:
     """What a request waits for while others bring it, from its block ``first`` on."""
 
+    watch: Watch
     first: int
     had: int  # of these, in host memory when it began to wait
-    come: int = 0  # since then
+    tickets: set[int]  # that bring it, or did; it has told them that somebody waits
+    asked: float  # when the engine asked for the request last
 
 
 @dataclass(slots=True)
@@ -81,12 +83,11 @@ class ForeignRequest:
     arrived: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
     tickets: set[int] = field(default_factory=set)
     expires: float = 0.0
-    patience: float = 0.0  # until when it waits for what others bring at most
-    hurried: set[int] = field(default_factory=set)  # of that what it has told to come first
     choice: Choice | None = None
     synchronous: bool = False
-    watch: Watch = field(default_factory=Watch)  # of its load, and before that of what it waits for
+    watch: Watch = field(init=False, repr=False)  # of its load, from its beginning on
     awaits: Awaited | None = None
+    waited: float = 0.0  # seconds for what others brought; infinite: it has given up waiting
     stored: int = 0
     tail: int | None = None  # node of the last block offered
     cacheable: bool = True

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtier.catalog import PageStatus, Tier
+from kvtier.choice import Progress, Watch
 from kvtier.foreign import Loaded, Loading
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class ForeignLoads:
         """Order that the engine's ``blocks`` are filled with the first of what the request was promised."""
         request.nodes, request.origin = request.nodes[: len(blocks)], request.origin[: len(blocks)]
         weighed = self._config.load_policy == "cost" and not request.synchronous
-        request.watch.begin(self._clock(), request.choice if weighed else None)
+        choice = request.choice if weighed else None
+        request.watch = Watch(self._costs, self._config.block_size, self._clock(), choice)
         self._counts.loads_synchronous += request.synchronous
         brought = self._bring(request, blocks)
         first = 0
@@ -97,8 +99,8 @@ class ForeignLoads:
             known = self._tickets.get(done.ticket)
             if known is not None:
                 _, request, first = known
-                request.watch.came = self._clock()
                 request.arrived[first : first + done.status.shape[1]] = (done.status == PageStatus.OK).all(axis=0)
+                request.watch.note(int(request.arrived.sum()), self._clock())
         return [loaded for ticket in ended if (loaded := self._end(ticket)) is not None]
 
     def _end(self, ticket: int) -> Loaded | None:
@@ -120,9 +122,9 @@ class ForeignLoads:
 
     def reconsider(self, request: ForeignRequest, now: float) -> None:
         """A load takes longer than it should: go on with what has arrived, where computing the rest is faster."""
-        arrived, end = request.start + request.prefix, request.start + len(request.arrived)
-        come, orders = int(request.arrived.sum()), len(request.tickets)
-        if request.watch.overtaken(self._costs, now, come, orders, arrived, end, self._config.block_size) is None:
+        start, come, count = request.start, int(request.arrived.sum()), len(request.arrived)
+        progress = Progress(start + request.prefix, start + count, come, count - come, len(request.tickets))
+        if request.watch.overtaken(progress, now) is None:
             return
         self.cuts += 1
         self._costs.overran(request.tickets, now)

@@ -228,11 +228,12 @@ class Loader:
         if news:
             sequence.failed |= not all(ended[ticket] for ticket in news)
             sequence.tickets -= news
-            sequence.watch.came = now
+        # What it waits for may be among what ended for others; the policy looks whether it is.
+        heard = bool(news) or (sequence.waits and bool(ended)) or now >= sequence.watch.review
         if now >= sequence.deadline:  # whether or not the data plane says so
             self._placement.abandon(sequence.tickets)
             sequence.tickets.clear()
-        elif now >= sequence.watch.review and not sequence.failed and self._policy.should_cut(sequence, now):
+        elif heard and not sequence.failed and self._policy.should_cut(sequence, now):
             self._placement.cancel(sequence.tickets)
             sequence.failed = True
         late = sequence.failed or now >= sequence.deadline

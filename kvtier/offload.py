@@ -141,7 +141,6 @@ class OffloadManager:
             request = self._requests[request_id] = self._fresh(space)
             self._counts.requests += 1
             self._counts.tokens_asked += len(hashes) * self.config.block_size
-            request.patience = self._clock() + self.config.load_timeout_seconds
         soon = self._prefetcher.rest(request_id)  # what is not on its way yet comes faster with the load
         request.start, request.expires = start, self._clock() + self.config.lease_seconds
         tokens = len(hashes) * self.config.block_size if tokens is None else tokens
@@ -264,7 +263,7 @@ class OffloadManager:
         request = self._requests[request_id]
         self._let_go(request)
         fresh = self._requests[request_id] = self._fresh(request.space)
-        fresh.cacheable, fresh.failed, fresh.patience = request.cacheable, request.failed, request.patience
+        fresh.cacheable, fresh.failed = request.cacheable, request.failed
         return fresh
 
     def free(self, request_id: str) -> None:

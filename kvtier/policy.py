@@ -14,12 +14,13 @@ A disk that was left for being slow is asked again: :class:`kvtier.probe.Probes`
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtier.catalog import Catalog, Match, Residency, Tier
-from kvtier.choice import Choice, History, Outcome, choose, split
+from kvtier.choice import Choice, History, Outcome, Progress, Watch, choose, split
 from kvtier.probe import Probes
 from kvtier.sequence import Sequence, State
 
@@ -105,7 +106,7 @@ class LoadPolicy:
     def begun(self, sequence: Sequence) -> None:
         """Its loads have been ordered: say when to look at them again, and that those it waits for are in demand."""
         now = self._clock()
-        sequence.watch.begin(now, sequence.choice if self.rule == "cost" else None)
+        sequence.watch = Watch(self._costs, self._block, now, sequence.choice if self.rule == "cost" else None)
         outcome = self.history[sequence.request_id]
         if outcome is not None:
             outcome.began = now
@@ -114,22 +115,31 @@ class LoadPolicy:
 
     def should_cut(self, sequence: Sequence, now: float) -> bool:
         """Whether to go on with what has arrived: computing the rest is faster than to wait for it any longer."""
-        there = self._catalog.state(sequence.nodes)[1][:, Tier.DEVICE] == Residency.READY
-        arrived = len(there) if there.all() else int(np.argmin(there))
-        before = int(np.count_nonzero(sequence.origin[: len(there)] == Tier.DEVICE))
-        come, orders = int(there.sum()) - before, len(sequence.tickets)
-        weighed = sequence.watch.overtaken(self._costs, now, come, orders, arrived, len(there), self._block)
+        if sequence.watch.review == inf:
+            return False
+        progress = self._progress(sequence)
+        weighed = sequence.watch.overtaken(progress, now)
         if weighed is None:
             return False
         self.cuts += 1
         self._costs.overran(sequence.tickets, now)
         outcome = self.history[sequence.request_id]
         if outcome is not None and weighed.compute_s is not None:
+            took, there = 1e3 * (now - sequence.watch.since), f"{progress.arrived} of {progress.end}"
             outcome.cut = (
-                f"cut after {1e3 * (now - sequence.watch.since):.3g} ms with {arrived} of {len(there)} blocks there: "
-                f"{1e3 * weighed.compute_s:.3g} ms to compute the others, {1e3 * weighed.wait_s:.3g} to wait for them"
+                f"cut after {took:.3g} ms with {there} blocks there: {1e3 * weighed.compute_s:.3g} ms to compute the "
+                f"others, {1e3 * weighed.wait_s:.3g} to wait for them"
             )
         return True
+
+    def _progress(self, sequence: Sequence) -> Progress:
+        """Of all that it was promised, whoever brings it."""
+        there = self._catalog.state(sequence.nodes)[1][:, Tier.DEVICE] == Residency.READY
+        arrived = len(there) if there.all() else int(np.argmin(there))
+        before = int(np.count_nonzero(sequence.origin[: len(there)] == Tier.DEVICE))
+        count = int(np.count_nonzero(there))
+        orders = len(sequence.tickets.union(filter(self._placement.runs, sequence.fetched)))
+        return Progress(arrived, len(there), count - before, len(there) - count, orders)
 
     # ---- the account ---------------------------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ class Sequence:
     chosen_at: float = 0.0
     choice: Choice | None = None
     fetched: frozenset[int] = frozenset()
-    watch: Watch = field(default_factory=Watch)  # of its load
+    watch: Watch = field(init=False, repr=False)  # of its load, from its beginning on
     tail: Tail | None = None
 
     def __post_init__(self) -> None:

@@ -25,7 +25,6 @@ TOGETHER = "tests/unit/test_gathering.py::test_blocks_are_told_together_when_the
 STORED = "tests/unit/test_gathering.py::test_what_waits_is_stored_before_nothing_holds_it"
 BEHIND = "tests/unit/test_gathering.py::test_what_waits_is_copied_behind_the_stream_that_it_was_computed_on"
 CHOICE = "tests/unit/test_choice.py"
-OVERRUN = "tests/unit/test_offload_policy.py::test_a_wait_that_overruns_is_given_up_before_it_costs_twice_as_much"
 SYNCHRONOUS = "tests/unit/test_synchronous.py"
 STEP_LOADS = "tests/engines/in_vllm/test_step_loads.py"
 SIDES = "tests/engines/in_vllm/test_vllm_sides.py"
@@ -152,8 +151,8 @@ PLANTED = (
         kind="the slower way is chosen",
         name="computing behind a long prefix is taken for computing from the start",
         file="kvtier/choice.py",
-        old="    compute = model.recompute(missing * block, arrived * block)",
-        new="    compute = model.recompute(missing * block, 0)",
+        old="recompute((end - arrived) * self._block, arrived * self._block)",
+        new="recompute((end - arrived) * self._block, 0)",
         says="what the prefix costs was left out",
         tests=(CHOICE,),
     ),
@@ -165,15 +164,6 @@ PLANTED = (
         new="        if run.tier == Tier.DISK:",
         says="counted as read again",
         tests=(CHOICE,),
-    ),
-    Planted(
-        kind="the slower way is chosen",
-        name="what others bring is waited for however long it takes",
-        file="kvtier/foreign_waits.py",
-        old="        return weighed is not None",
-        new="        return False",
-        says="computing would have been faster",
-        tests=(OVERRUN,),
     ),
     Planted(
         kind="the slower way is chosen",

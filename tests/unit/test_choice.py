@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvtier.catalog import Tier
-from kvtier.choice import ONBOARD, STAGE, STAGE_ONBOARD, choose, weigh
+from kvtier.choice import ONBOARD, STAGE, STAGE_ONBOARD, Choice, Progress, Watch, choose
 from kvtier.costmodel import CostModel
 from kvtier.messages import Priority
 
@@ -28,11 +28,13 @@ def prefill(tokens: int, context: int) -> float:
 
 
 def test_what_is_missing_is_computed_behind_what_is_there(model: CostModel) -> None:
-    weighed = weigh(model, 1.0, 0.9, come=90, orders=1, arrived=100, end=110, block=BLOCK)
+    watch = Watch(model, BLOCK, 5.0, None)
+    assert watch.weigh(Progress(100, 110, come=0, left=10, orders=1), 6.0).wait_s == 1.0
+    watch.note(90, 5.9)
+    weighed = watch.weigh(Progress(100, 110, come=90, left=10, orders=1), 6.0)
     assert weighed.compute_s == pytest.approx(prefill(160, 1600), rel=0.02), "what the prefix costs was left out"
     assert weighed.wait_s == pytest.approx(10 * 0.01 - 0.1, abs=1e-9)
-    assert weigh(model, 1.0, 0.0, come=0, orders=1, arrived=100, end=110, block=BLOCK).wait_s == 1.0
-    assert weigh(model, 1.0, 0.9, come=90, orders=1, arrived=110, end=110, block=BLOCK).wait_s == 0.0
+    assert watch.weigh(Progress(110, 110, come=90, left=0, orders=1), 6.0).wait_s == 0.0
 
 
 def test_what_others_bring_is_waited_for_and_not_read_again(model: CostModel) -> None:
@@ -52,7 +54,23 @@ def test_what_others_bring_is_waited_for_and_not_read_again(model: CostModel) ->
 def test_the_last_order_is_not_waited_for_for_ever(model: CostModel) -> None:
     """What came quickly says nothing of an order that has not ended since: it takes as long again, if it is the last
     one, too."""
-    soon, late = (weigh(model, since, 0.01, 8, 1, 8, 16, 16) for since in (0.015, 10.0))
+    watch = Watch(model, BLOCK, 0.0, None)
+    watch.note(8, 0.01)
+    soon, late = (watch.weigh(Progress(8, 16, 8, 8, 1), now) for now in (0.015, 10.0))
     assert not soon.computing_wins
     assert late.wait_s == pytest.approx(9.99)
     assert late.computing_wins
+
+
+def test_what_comes_is_noted_also_before_it_is_time_to_weigh(model: CostModel) -> None:
+    """A pace is known by when the last of it came, not by when somebody looked."""
+    choice = Choice(32, 32, load_s=0.08, compute_s=0.0, all_loaded_s=0.08, all_computed_s=1.0, why="")
+    watch = Watch(model, BLOCK, 0.0, choice)
+    assert watch.overtaken(Progress(4, 32, come=4, left=28, orders=2), 0.01) is None
+    assert watch.overtaken(Progress(4, 32, come=4, left=28, orders=2), 0.02) is None, "it was not time to look"
+    watch.note(4, 0.1)
+    assert watch.review == pytest.approx(0.1, abs=5e-3)
+    weighed = watch.overtaken(Progress(4, 32, come=4, left=28, orders=2), 0.11)
+    assert weighed is not None
+    assert weighed.wait_s == pytest.approx(2 * 0.1), "each of two orders takes as long as nothing has been heard"
+    assert watch.overtaken(Progress(4, 32, come=4, left=28, orders=2), 9.0) is None, "it is weighed no more"

@@ -130,6 +130,23 @@ def test_a_load_that_overruns_and_is_faster_than_computing_still_is_not_cut(engi
     assert engine.manager.stats().loads_cut == 0
 
 
+@pytest.mark.parametrize("share", [0.4, 0.85])
+def test_who_waits_for_anothers_load_waits_as_long_as_that_takes(engine, share):
+    engine.know()
+    tokens, manager = engine.tokens(1), engine.manager
+    engine.run(tokens)
+    engine.only_on_disk(tokens)
+    engine.plane.lanes["stage"].rate = 1 / (share * EACH)  # slower than known, and faster than computing still
+    for name in "ab":
+        assert manager.get_computed_blocks(name, tokens).num_tokens == BLOCKS * BLOCK
+        assert manager.allocate_slots(name, len(tokens)) is not None
+    loaded = []
+    while len(loaded) < 2:
+        loaded += [(one.request_id, one.num_computed_tokens) for one in manager.poll(0.002)]
+    assert sorted(loaded) == [("a", BLOCKS * BLOCK), ("b", BLOCKS * BLOCK)], manager.explain("b")
+    assert manager.stats().loads_cut == 0
+
+
 def test_decisions_turn_within_three_requests_and_back_within_ten(engine):
     engine.know()
     for stem in range(1, 5):

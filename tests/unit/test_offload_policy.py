@@ -260,3 +260,140 @@ def test_nothing_is_weighed_against_what_is_not_known(namespace):
     waited, found = engine.wait("w", 1)
     assert found.blocks_by_tier == {"host": BLOCKS}
     assert waited > 10 * ALL
+
+
+def test_a_steady_disk_that_is_late_is_waited_for_while_that_is_faster(engine):
+    engine.manager.costs.lane_speed = lambda lane: (0.0, 200 << 20)  # so slow that a part is four pages
+    coming(engine, 1, "another", BLOCKS / (0.75 * ALL))
+    waited, found = engine.wait("w", 1)
+    assert found.blocks_by_tier == {"host": BLOCKS}, "that parts had come was not seen"
+    assert waited <= 0.75 * ALL + 0.01
+    assert engine.manager.stats().loads_cut == 0
+
+
+def host_has(engine, stem, first):
+    """Of the prompt what lies behind its first blocks is in host memory, and parts of a load are four pages."""
+    engine.settle()
+    engine.manager.catalog.drop(Tier.HOST, engine.nodes(stem)[:first])
+    engine.manager.catalog.release(1)
+    engine.manager.costs.lane_speed = lambda lane: (0.0, 200 << 20)
+
+
+def test_what_was_there_before_says_nothing_of_the_pace(engine):
+    host_has(engine, 1, 24)
+    engine.manager.expect("another", engine.hashes(1), 0.0)
+    engine.manager.poll()
+    engine.plane.lanes["stage"].rate = 4 / 0.06
+    waited, found = engine.wait("w", 1)
+    assert 4 <= found.blocks < 24
+    assert waited <= 0.1, "what was in host memory already was taken for what had come"
+
+
+def test_only_what_is_still_on_disk_is_waited_for(engine):
+    host_has(engine, 1, 16)
+    engine.manager.expect("another", engine.hashes(1), 0.0)
+    engine.manager.poll()
+    engine.plane.lanes["stage"].rate = 4 / 0.03
+    waited, found = engine.wait("w", 1)
+    assert found.blocks_by_tier == {"host": BLOCKS}, "it waited for what was in host memory already"
+    assert waited <= 0.13
+    assert engine.manager.stats().loads_cut == 0
+
+
+def test_where_nothing_more_is_heard_each_order_that_is_left_counts(engine):
+    engine.manager.costs.lane_speed = lambda lane: (0.0, 200 << 20)  # so slow that a part is four pages
+    coming(engine, 1, "another", 2000.0)
+    for _ in range(3):  # steps of less than a part
+        assert engine.manager.match("w", engine.hashes(1), 0, tokens=(BLOCKS + 1) * BLOCK).waits
+        engine.plane.advance(0.001)
+        engine.manager.poll()
+    engine.manager.poll()
+    assert len(engine.plane.jobs) == 2
+    engine.plane.lanes["stage"].rate = 10.0
+    waited, found = engine.wait("w", 1)
+    assert found.blocks >= 4
+    assert waited <= ALL / 2, "one order that hangs stands for all"
+
+
+def test_what_is_waited_for_in_vain_teaches_who_asks_next(engine):
+    for stem in (1, 2, 3):
+        engine.leave_on_disk(stem)
+    engine.plane.lanes["stage"].rate = 1e-3  # nothing of it ends
+    for stem in (1, 2):
+        engine.manager.expect("another", engine.hashes(stem), 0.0)
+        engine.manager.poll()
+        engine.wait(f"w{stem}", stem)
+        engine.manager.dismiss("another")
+    assert engine.manager.stats().loads_cut == 2
+    found = engine.manager.match("v", engine.hashes(3), 0, tokens=(BLOCKS + 1) * BLOCK)
+    assert found.blocks == 0, "the disk is still taken for a fast one"
+
+
+def test_a_wait_begins_anew_where_the_engine_did_not_ask_for_long(engine):
+    coming(engine, 1, "another", 2000.0, BLOCKS // 2)
+    assert engine.manager.match("w", engine.hashes(1), 0, tokens=(BLOCKS + 1) * BLOCK).waits
+    engine.settle()
+    engine.plane.advance(3.0)  # without a place for it
+    engine.manager.expect("yet another", engine.hashes(1), 0.0)
+    engine.manager.poll()
+    waited, found = engine.wait("w", 1)
+    assert found.blocks_by_tier == {"host": BLOCKS}, "a pause was taken for a wait"
+    assert waited > 0
+    assert engine.manager.stats().loads_cut == 0
+
+
+@pytest.mark.parametrize("before", ["queued", "preempted", "gave up"])
+def test_who_has_been_there_for_long_waits_like_a_new_one(engine, before):
+    manager, hashes = engine.manager, engine.hashes(1)
+    if before == "gave up":
+        coming(engine, 1, "another", 10.0)
+        engine.wait("w", 1)
+        assert manager.stats().loads_cut == 1
+        engine.plane.lanes["stage"].rate = 2000.0
+        engine.settle()
+    manager.match("w", hashes, 0, tokens=(BLOCKS + 1) * BLOCK)
+    if before != "queued":
+        manager.store("w", hashes, np.arange(BLOCKS, dtype=np.uint32))
+    for _ in range(2 * round(manager.config.load_timeout_seconds + manager.config.lease_seconds)):
+        engine.plane.advance(1.0)
+        manager.poll()
+    if before != "queued":
+        manager.preempt("w")
+    cuts = manager.stats().loads_cut
+    manager.costs.seed_lane("stage", 1e-4, 2000.0 * (1 << 20))
+    coming(engine, 1, "w", 2000.0)
+    waited, found = engine.wait("w", 1)
+    assert found.blocks_by_tier == {"host": BLOCKS}, "its look-ahead is passed over"
+    assert waited > 0
+    assert manager.stats().loads_cut == cuts
+
+
+def test_the_waits_of_a_request_add_up(namespace):
+    engine = Engine(namespace, load_policy="always", load_timeout_seconds=1.0)
+    for stem in range(2):
+        engine.run(stem)
+        engine.from_disk(stem)
+    coming(engine, 1, "another", 32.0, BLOCKS // 2)
+    first, found = engine.wait("w", 1)
+    assert 0.4 < first < 0.6
+    assert found.blocks_by_tier == {"host": BLOCKS // 2, "disk": BLOCKS // 2}
+    engine.manager.expect("yet another", engine.hashes(1), 0.0)
+    engine.manager.poll()
+    engine.plane.lanes["stage"].rate = 5.0
+    second, found = engine.wait("w", 1)
+    assert found.blocks < BLOCKS
+    assert first + second == pytest.approx(1.0, abs=0.02)
+
+
+def test_who_has_little_patience_left_ends_no_look_ahead_of_another(namespace):
+    engine = Engine(namespace, load_policy="always", load_timeout_seconds=0.1)
+    for stem in range(2):
+        engine.run(stem)
+        engine.from_disk(stem)
+    coming(engine, 1, "another", 20.0)
+    waited, found = engine.wait("w", 1)
+    assert waited <= 0.11
+    assert found.blocks < BLOCKS
+    engine.settle()
+    assert engine.manager.placement.failures == {}
+    assert engine.in_host(1) == BLOCKS, "it was given up because somebody else waited for it too"

@@ -1,0 +1,114 @@
+"""Mistakes in how long a request waits: for its own load, for what others bring, for its look-ahead."""
+
+from __future__ import annotations
+
+from tests.mutants.mistake import Planted
+
+__all__ = ["KINDS", "PLANTED"]
+
+KINDS = ("a wait is cut too late", "a wait is cut too early")
+
+WAITS = "tests/unit/test_offload_policy.py"
+OVERRUN = f"{WAITS}::test_a_wait_that_overruns_is_given_up_before_it_costs_twice_as_much"
+HANGING = f"{WAITS}::test_where_nothing_more_is_heard_each_order_that_is_left_counts"
+TEACHES = f"{WAITS}::test_what_is_waited_for_in_vain_teaches_who_asks_next"
+BEFORE = f"{WAITS}::test_what_was_there_before_says_nothing_of_the_pace"
+STEADY = f"{WAITS}::test_a_steady_disk_that_is_late_is_waited_for_while_that_is_faster"
+STILL = f"{WAITS}::test_only_what_is_still_on_disk_is_waited_for"
+ANEW = f"{WAITS}::test_a_wait_begins_anew_where_the_engine_did_not_ask_for_long"
+OLD = f"{WAITS}::test_who_has_been_there_for_long_waits_like_a_new_one"
+SHARED = "tests/unit/test_load_policy.py::test_who_waits_for_anothers_load_waits_as_long_as_that_takes"
+
+PLANTED = (
+    Planted(
+        kind="a wait is cut too late",
+        name="what others bring is waited for however long it takes",
+        file="kvtier/foreign_waits.py",
+        old="len(tickets)), now) is not None:",
+        new="len(tickets)), now) is not None and now < 0:",
+        says="computing would have been faster",
+        tests=(OVERRUN,),
+    ),
+    Planted(
+        kind="a wait is cut too late",
+        name="several orders of others count as one",
+        file="kvtier/foreign_waits.py",
+        old="tiers, there, len(tickets)), now)",
+        new="tiers, there, 1), now)",
+        says="one order that hangs stands for all",
+        tests=(HANGING,),
+    ),
+    Planted(
+        kind="a wait is cut too late",
+        name="of the orders that are left the next one counts alone",
+        file="kvtier/choice.py",
+        old="silent * max(orders, 1)",
+        new="silent",
+        says="one order that hangs stands for all",
+        tests=(HANGING,),
+    ),
+    Planted(
+        kind="a wait is cut too late",
+        name="nobody learns from a wait in vain",
+        file="kvtier/foreign_waits.py",
+        old="            self._costs.overran(tickets, now)\n",
+        new="",
+        says="still taken for a fast one",
+        tests=(TEACHES,),
+    ),
+    Planted(
+        kind="a wait is cut too late",
+        name="what was in host memory before counts as come",
+        file="kvtier/foreign_waits.py",
+        old="max(0, host - awaits.had)",
+        new="host",
+        says="was taken for what had come",
+        tests=(BEFORE,),
+    ),
+    Planted(
+        kind="a wait is cut too early",
+        name="when something came is not noted",
+        file="kvtier/choice.py",
+        old="            self._come, self._came = come, now\n",
+        new="            self._come = come\n",
+        says="that parts had come was not seen",
+        tests=(STEADY,),
+    ),
+    Planted(
+        kind="a wait is cut too early",
+        name="what is in host memory is still to come",
+        file="kvtier/foreign_waits.py",
+        old="np.count_nonzero(tiers == Tier.DISK)",
+        new="len(tiers) - there",
+        says="it waited for what was in host memory already",
+        tests=(STILL,),
+    ),
+    Planted(
+        kind="a wait is cut too early",
+        name="a wait goes on over a pause",
+        file="kvtier/foreign_waits.py",
+        old="return awaits if goes_on else None",
+        new="return awaits",
+        says="a pause was taken for a wait",
+        tests=(ANEW,),
+    ),
+    Planted(
+        kind="a wait is cut too early",
+        name="who is preempted takes what it waited along",
+        file="kvtier/offload.py",
+        old="        fresh.cacheable, fresh.failed = request.cacheable, request.failed\n",
+        new="        fresh.cacheable, fresh.failed = request.cacheable, request.failed\n"
+        "        fresh.waited = request.waited\n",
+        says="its look-ahead is passed over",
+        tests=(OLD,),
+    ),
+    Planted(
+        kind="a wait is cut too early",
+        name="what ends for another is not heard of",
+        file="kvtier/loading.py",
+        old="bool(news) or (sequence.waits and bool(ended)) or",
+        new="bool(news) or",
+        says="cut after",
+        tests=(SHARED,),
+    ),
+)
