@@ -82,13 +82,16 @@ def choose(
     tokens: int,
     block: int,
     now: float,
+    *,
+    foreign: bool = False,
 ) -> Choice:
     """Of a prompt of ``tokens`` tokens, how many of the blocks that were found to load.
 
     ``tiers``: the fastest tier in which each found block is ready; ``filling``: the ticket that is bringing it to a
     faster one, or 0. Where a speed is unknown everything is loaded: that is what a cache is for, and how it is learnt.
+    ``foreign``: the device is the engine's own, and what others bring there is in host memory for this request.
     """
-    found, runs = len(tiers), _runs(tiers, filling)
+    found, runs = len(tiers), _runs(model, tiers, filling, foreign)
     if not runs:
         return Choice(found, found, 0.0, model.recompute(tokens - found * block, found * block), None, None, "there")
     first = runs[0].first
@@ -118,9 +121,12 @@ class _Run(NamedTuple):
     end: int
     tier: int
     ticket: int  # that brings them to a faster one, or 0
+    lands: bool  # on the device, for this request too
 
 
-def _runs(tiers: npt.NDArray[np.uint8], filling: npt.NDArray[np.uint64]) -> list[_Run]:
+def _runs(
+    model: CostModel, tiers: npt.NDArray[np.uint8], filling: npt.NDArray[np.uint64], foreign: bool = False
+) -> list[_Run]:
     """The blocks from the first that is not on the device."""
     away = tiers != Tier.DEVICE
     first = int(away.argmax()) if len(away) else 0
@@ -131,7 +137,12 @@ def _runs(tiers: npt.NDArray[np.uint8], filling: npt.NDArray[np.uint64]) -> list
         changes |= filling[first + 1 :] != filling[first:-1]
     starts = [first, *(changes.nonzero()[0] + (first + 1)).tolist()]
     ends = [*starts[1:], len(tiers)]
-    return [_Run(start, end, int(tiers[start]), int(filling[start])) for start, end in zip(starts, ends, strict=True)]
+    runs = []
+    for start, end in zip(starts, ends, strict=True):
+        ticket = int(filling[start])
+        lands = ticket != 0 and not foreign and model.onboards(ticket)
+        runs.append(_Run(start, end, int(tiers[start]), ticket, lands))
+    return runs
 
 
 def split(
@@ -150,7 +161,7 @@ def split(
     """
     if choice.all_loaded_s is None or choice.load_s is None or choice.compute_s is None:
         return choice
-    found, runs = len(tiers), _runs(tiers, filling)
+    found, runs = len(tiers), _runs(model, tiers, filling)
     first = runs[0].first if runs else found
     rest = model.recompute(tokens - found * block, found * block)
     whole = model.recompute((found - first) * block, first * block)
@@ -260,27 +271,25 @@ class Watch:
 
 def _load(model: CostModel, runs: list[_Run], first: int, end: int, now: float) -> float | None:
     """Seconds until blocks [first, end) are on the device. What others are bringing is waited for, not read again."""
-    blocks, staged, tickets = 0, 0, set()
+    blocks, staged = 0, 0
+    staging: set[int] = set()
+    landing: set[int] = set()
     for run in runs:
         count = min(run.end, end) - max(run.first, first)
         if count <= 0:
             continue
-        blocks += count if run.tier != Tier.DEVICE else 0
         if run.ticket:
-            tickets.add(run.ticket)
+            (landing if run.lands else staging).add(run.ticket)
         elif run.tier == Tier.DISK:
             staged += count
+        if run.tier != Tier.DEVICE and not run.lands:
+            blocks += count
     stage = model.load(STAGE_ONBOARD, staged, now)
     onboard = model.load(ONBOARD, blocks, now)
-    if stage is None or onboard is None:
+    landed, there = model.expected_end(landing), model.expected_end(staging)
+    if stage is None or onboard is None or landed is None or there is None:
         return None
-    seconds = max(stage, onboard)
-    if tickets:
-        until = model.expected_end(tickets)
-        if until is None:
-            return None
-        seconds = max(seconds, max(0.0, until - now) + onboard)
-    return seconds
+    return max(stage, landed - now, max(0.0, there - now) + onboard)
 
 
 @dataclass(slots=True)

@@ -183,7 +183,7 @@ class OffloadManager:
         tiers = np.concatenate([np.full(start, Tier.DEVICE, np.uint8), match.tiers[:reach]])
         filling = np.concatenate([np.zeros(start, np.uint64), match.filling[:reach]])
         now = self._clock()
-        choice = choose(self.costs, tiers, filling, tokens, self.config.block_size, now)
+        choice = choose(self.costs, tiers, filling, tokens, self.config.block_size, now, foreign=True)
         if choice.slower:
             self.probes.ask(match, choice.blocks - start, now)
         return choice

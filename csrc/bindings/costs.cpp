@@ -128,6 +128,8 @@ void bind_predicting(nb::class_<CostModel>& c) {
           },
           nb::arg("tickets"),
           "By when the transfers were predicted to have ended, at their submission; None: of one nothing was known.")
+      .def("onboards", &CostModel::onboards, nb::arg("ticket"),
+           "Whether a transfer is under way that ends on the device.")
       .def(
           "last_end", [](const CostModel& self, const std::string& lane) { return self.last_end(known_lane(lane)); },
           nb::arg("lane"), "When a transfer last ended on the lane; 0: never.");

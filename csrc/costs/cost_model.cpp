@@ -224,6 +224,11 @@ std::optional<double> CostModel::expected_end(std::span<const Ticket> tickets) c
   return latest;
 }
 
+bool CostModel::onboards(Ticket ticket) const {
+  const UnderWay* entry = find(ticket);
+  return entry != nullptr && entry->path().back() == Lane::kOnboard;
+}
+
 // ---- a profile ---------------------------------------------------------------------------------------------------
 
 std::optional<std::pair<double, double>> CostModel::lane_speed(Lane lane) const {

@@ -40,6 +40,7 @@ class CostModel {
   std::optional<double> load(Path path, std::size_t blocks, double now, Priority priority) const;
   std::optional<double> recompute(std::uint64_t tokens, std::uint64_t context) const;
   std::optional<double> expected_end(std::span<const Ticket> tickets) const;
+  bool onboards(Ticket ticket) const;  // a transfer under way that ends on the device
   double last_end(Lane lane) const { return at(lane).ended; }
 
   // -- a profile

@@ -51,6 +51,21 @@ def test_what_others_bring_is_waited_for_and_not_read_again(model: CostModel) ->
     assert alone.load_s > 2 * brought
 
 
+def test_what_others_bring_to_the_device_is_not_brought_there_again(model: CostModel) -> None:
+    for ticket, path, tier in ((7, STAGE_ONBOARD, Tier.DISK), (8, ONBOARD, Tier.HOST)):
+        model.submitted(ticket, path, 64, Priority.DEMAND, 0.0)
+        until = model.expected_end([ticket])
+        tiers, filling = np.full(64, int(tier), np.uint8), np.full(64, ticket, np.uint64)
+        chosen = choose(model, tiers, filling, 65 * BLOCK, BLOCK, 0.0)
+        assert chosen.load_s == pytest.approx(until), "it takes as long as for whom it was ordered"
+        theirs = choose(model, tiers, filling, 65 * BLOCK, BLOCK, 0.0, foreign=True)
+        assert theirs.load_s == pytest.approx(until + model.load(ONBOARD, 64, 0.0)), "the engine's blocks are others"
+    mixed = np.repeat(np.array([Tier.DISK, Tier.HOST], np.uint8), [64, 16])
+    coming = np.repeat(np.array([7, 0], np.uint64), [64, 16])
+    chosen = choose(model, mixed, coming, 81 * BLOCK, BLOCK, 0.0)
+    assert chosen.load_s == pytest.approx(max(model.expected_end([7]), model.load(ONBOARD, 16, 0.0)))
+
+
 def test_the_last_order_is_not_waited_for_for_ever(model: CostModel) -> None:
     """What came quickly says nothing of an order that has not ended since: it takes as long again, if it is the last
     one, too."""

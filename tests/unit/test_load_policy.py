@@ -130,6 +130,18 @@ def test_a_load_that_overruns_and_is_faster_than_computing_still_is_not_cut(engi
     assert engine.manager.stats().loads_cut == 0
 
 
+def test_what_another_loads_is_predicted_to_take_as_long_as_for_that_one(namespace):
+    engine = Engine(namespace, each=0.75e-3)  # computing takes less than twice as long as loading
+    engine.know()
+    tokens, manager = engine.tokens(1), engine.manager
+    engine.run(tokens)
+    engine.only_on_disk(tokens)
+    for name in "ab":
+        assert manager.get_computed_blocks(name, tokens).num_tokens == BLOCKS * BLOCK, manager.explain(name)
+        assert manager.allocate_slots(name, len(tokens)) is not None
+    assert manager.explain("a")[1:] == manager.explain("b")[1:]
+
+
 @pytest.mark.parametrize("share", [0.4, 0.85])
 def test_who_waits_for_anothers_load_waits_as_long_as_that_takes(engine, share):
     engine.know()
