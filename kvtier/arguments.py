@@ -9,10 +9,13 @@ import math
 from operator import index
 from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["instance", "items", "seconds", "whole", "words"]
+__all__ = ["digests", "instance", "items", "seconds", "whole", "words"]
 
 T = TypeVar("T")
 
@@ -59,4 +62,13 @@ def items(name: str, value: Iterable[T], what: str) -> Iterable[T]:
     """Anything that can be gone through, of ``what``; its members are the caller's to look at."""
     if isinstance(value, (str, bytes)) or not hasattr(type(value), "__iter__"):
         raise ValueError(f"{name}: {value!r}; accepted: a sequence of {what}")
+    return value
+
+
+def digests(name: str, value: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """32 bytes for each block."""
+    if not isinstance(value, np.ndarray):
+        raise ValueError(f"{name}: {value!r}; accepted: an array, uint8 [blocks, 32]")
+    if value.dtype != np.uint8 or value.ndim != 2 or value.shape[1] != 32:
+        raise ValueError(f"{name}: {value.dtype} {list(value.shape)}; accepted: uint8 [blocks, 32]")
     return value

@@ -404,10 +404,12 @@ class CacheManager:
         Only noted here, in microseconds; the next ``poll`` begins to bring its pages up from disk, the most urgent
         request's first. ``positions`` [a, b) narrows that to what will be read: of a prompt computed in chunks, or of a
         preempted request. Said again it replaces what was said before. ``tokens`` must not change until it has started;
-        they are looked at then. ``within`` may be negative: it is late already.
+        they are looked at then, and a hint that cannot be read is dropped, counted in ``stats()`` and told of by
+        :meth:`describe`. ``within`` may be negative: it is late already.
         """
         self._check_open("expect")
         due = self._clock() + arguments.seconds("within", within)
+        arguments.items("tokens", tokens, "token ids")
         reading = self._lookup.reading(self._lookup.space(salt, adapter), tokens, as_media(media), positions)
         self._prefetcher.expect(words("request_id", request_id), reading, due)
 
@@ -472,18 +474,20 @@ class CacheManager:
         """Wait until nothing is under way, stores included; False when ``timeout`` seconds were not enough."""
         end = self._clock() + arguments.seconds("timeout", timeout, 0)
         self._look()
-        self.poll()
-        while self.placement.under_way:
-            left = end - self._clock()
-            if left <= 0:
-                return False
-            self.poll(min(left, 0.1))
+        with self._prefetcher.rest_all():
+            self.poll()
+            while self.placement.under_way:
+                left = end - self._clock()
+                if left <= 0:
+                    return False
+                self.poll(min(left, 0.1))
         return True
 
     def stats(self) -> CacheStats:
         self._look()
+        ahead, cuts = self._prefetcher, self.policy.cuts
         return CacheStats.gather(
-            self._counts, self.catalog, self.placement, self._tiers, self._prefetcher.blocks, self.policy.cuts
+            self._counts, self.catalog, self.placement, self._tiers, ahead.blocks, ahead.refused, cuts
         )
 
     def describe(self) -> str:
@@ -492,7 +496,8 @@ class CacheManager:
         writes = f"writes: host {self.config.host.write}"
         if Tier.DISK in self._tiers:
             writes += f", disk {self.config.disk.write}"
-        return "; ".join([self.plane.describe(), writes, *(f"WARNING {text}" for text in self.plane.warnings())])
+        warnings = [*self.plane.warnings(), *self._prefetcher.warnings]
+        return "; ".join([self.plane.describe(), writes, *(f"WARNING {text}" for text in warnings)])
 
     def close(self, flush_seconds: float = 10.0) -> None:
         """Let the stores that are under way arrive, for at most ``flush_seconds``, then close everything.
@@ -505,6 +510,7 @@ class CacheManager:
             return
         self._requests.closed = True
         self._decoding.close()
+        self._prefetcher.dismiss_all()
         try:
             self.flush(flush_seconds)
         finally:

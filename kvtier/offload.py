@@ -128,6 +128,7 @@ class OffloadManager:
         that would wait for a synchronous load too. Asking again replaces the answer. ValueError while the request
         loads.
         """
+        arguments.digests("hashes", hashes)
         request = self._requests.get(request_id)
         if request is not None and request.state == "loading":
             raise ValueError(f"request_id: {request_id!r} is loading; wait for its end, or free it")
@@ -210,10 +211,14 @@ class OffloadManager:
     def store(self, request_id: str, hashes: Hashes, blocks: Blocks) -> tuple[int, ...]:
         """The next of the request's full blocks are computed, or will be when the order is carried out.
 
-        ``hashes`` and ``blocks`` continue where the last call ended: see :meth:`stored`. What host memory has or is
-        getting already is not copied again. Returns the tickets of what was ordered.
+        ``hashes`` and as many ``blocks`` continue where the last call ended: see :meth:`stored`. What host memory has or
+        is getting already is not copied again. Returns the tickets of what was ordered.
         """
         request = self._known(request_id)
+        if len(arguments.digests("hashes", hashes)) != len(blocks):
+            raise ValueError(
+                f"blocks: {len(blocks)} for {len(hashes)} hashes of request {request_id!r}; accepted: as many"
+            )
         if request.state == "loading" and not request.synchronous:
             raise ValueError(f"request_id: {request_id!r} is loading; nothing of it is computed yet")
         if request.state == "matched":  # it runs, with or without what it was promised
@@ -295,6 +300,7 @@ class OffloadManager:
         may be negative: it is late already.
         """
         due = self._clock() + arguments.seconds("within", within)
+        arguments.digests("hashes", hashes)
         foresee = partial(self._lookup.foresee, self._lookup.space(salt, adapter), hashes, 0, None)
         self._prefetcher.expect(request_id, foresee, due)
 
@@ -382,14 +388,18 @@ class OffloadManager:
 
     def stats(self) -> CacheStats:
         cuts = self._loads.cuts + self._waits.cuts
-        return CacheStats.gather(self._counts, self.catalog, self.placement, self._tiers, self._prefetcher.blocks, cuts)
+        ahead = self._prefetcher
+        return CacheStats.gather(
+            self._counts, self.catalog, self.placement, self._tiers, ahead.blocks, ahead.refused, cuts
+        )
 
     def describe(self) -> str:
         """One line: what was really built."""
         writes = f"writes: host {self.config.host.write}"
         if Tier.DISK in self._tiers:
             writes += f", disk {self.config.disk.write}; {self.adopted} pages adopted from disk"
-        return "; ".join([self.plane.describe(), writes, *(f"WARNING {text}" for text in self.plane.warnings())])
+        warnings = [*self.plane.warnings(), *self._prefetcher.warnings]
+        return "; ".join([self.plane.describe(), writes, *(f"WARNING {text}" for text in warnings)])
 
     def close(self) -> None:
         self.plane.close()

@@ -15,7 +15,8 @@ What is in host memory by then goes on to the device shortly before the request 
 device hit: on no more than ``prefetch.share`` of the device's slots, in the place of its coldest pages that a lower
 tier holds too, and held by nobody, so that whoever needs the slots has them.
 
-So a wrong hint costs idle bandwidth and a share of the coldest pages, and never the only copy of anything.
+So a wrong hint costs idle bandwidth and a share of the coldest pages, and never the only copy of anything. What a hint
+names is looked at in a step of the engine: one that cannot be read is dropped there, and counted.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
@@ -37,7 +39,7 @@ from kvtier.messages import Priority
 from kvtier.placement import Placement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from kvtier.config import CacheConfig
     from kvtier.content import Content
@@ -58,10 +60,15 @@ _PART_BYTES = 4 << 20  # of one while the lane's speed is unknown,
 _MOST_BYTES = 256 << 20  # and ever
 _WORTH = 4  # of what it lacks the most urgent hint takes a part of one in so many or more
 _LIMIT = 4096  # hints
+_SWEEP = 64  # stale entries that are too few to be swept
 _A_STEP = 2  # hints that are looked for, brought a part of, given up or sent on in one step of the engine,
 _IDLE_STEP = 8  # and in one in which it waits anyhow
 _UNSEEN = 4  # that are given up at a time where they were never looked for, which is little to do
 _SOON = 0.25  # seconds before its expected start from which a request's pages go on to the device: some steps
+
+
+def _nothing(request: int, lost: bool) -> tuple[list[int], list[int]]:
+    return [], []
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,11 @@ class Prefetcher:
         self._stepped: float | None = None  # when the last one was, since there are hints
         self.blocks: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         """Blocks by what became of them; those still to be used are in none of the counts."""
+        self.refused = 0
+        """Hints that could not be read when they were looked at."""
+        self.warnings: list[str] = []
+        """Of those the last one, and why."""
+        self._resting = False
 
     # ---- hints: noted at once, looked at by pump -----------------------------------------------------------------
 
@@ -198,7 +210,7 @@ class Prefetcher:
     def _schedule(self, expected: _Expected) -> None:
         expected.turn, expected.rests = next(self._turns), False
         entry = (expected.due, expected.turn, expected)
-        if len(self._overdue) > 4 * _LIMIT:  # so many stale ones that they are worth sweeping
+        if len(self._overdue) > _SWEEP + 2 * len(self.expected):  # as many stale ones as others
             self._overdue = [(each.due, each.turn, each) for each in self.expected.values()]
             heapify(self._overdue)
             self._urgent = list(self._overdue)
@@ -220,6 +232,16 @@ class Prefetcher:
             del self._by_ticket[ticket]
         self._held -= expected.issued
         self._catalog.release(expected.request)
+        # Its entries may stay for long, and need none of this.
+        expected.foresee, expected.found, expected.wanted = _nothing, [], None
+        if not self.expected:
+            for waiting in (self._urgent, self._overdue, self._coming, self._soon):
+                waiting.clear()
+
+    def dismiss_all(self) -> None:
+        """Nobody will come."""
+        for name in list(self.expected):
+            self.dismiss(name)
 
     # ---- serving them --------------------------------------------------------------------------------------------
 
@@ -237,6 +259,8 @@ class Prefetcher:
         self._stepped = now
         for ticket in self._by_ticket.keys() & ended.keys():
             self._by_ticket.pop(ticket).tickets.discard(ticket)
+        if self._resting:
+            return
         left = _IDLE_STEP if idle else _A_STEP - spent
         self._rests = left < 1 and not self._rests
         if self._rests:
@@ -248,6 +272,15 @@ class Prefetcher:
                 left, without = left - 1, 0
             else:
                 without += 1
+
+    @contextmanager
+    def rest_all(self) -> Iterator[None]:
+        """Order nothing meanwhile, though steps go on."""
+        self._resting = True
+        try:
+            yield
+        finally:
+            self._resting = False
 
     def _give_one_up(self, now: float) -> bool:
         for _ in range(_UNSEEN):
@@ -316,9 +349,9 @@ class Prefetcher:
                 heappop(self._urgent)
                 continue
             looked = expected.wanted is None
-            if expected.wanted is None:
-                lost = self._placement.disk_offline
-                expected.found, expected.wanted = expected.foresee(expected.request, lost)
+            if expected.wanted is None and not self._look(expected):
+                return True
+            assert expected.wanted is not None
             missing, room = len(expected.wanted) - expected.issued, self._room - self._held
             if missing > room and room * _WORTH < missing and self._held > expected.issued:
                 return looked  # its turn comes when others have used or given up theirs; nobody passes it
@@ -329,6 +362,17 @@ class Prefetcher:
             if ticket or looked:
                 return True
         return False
+
+    def _look(self, expected: _Expected) -> bool:
+        """Find out what it will read; False: it cannot be read, and is forgotten."""
+        try:
+            expected.found, expected.wanted = expected.foresee(expected.request, self._placement.disk_offline)
+        except Exception as error:  # whatever the caller's tokens raise: the engine's step must go on
+            self.refused += 1
+            self.warnings = [f"a hint was dropped: request {expected.name!r}: {error}"]
+            self._forget(expected)
+            return False
+        return True
 
     def _load(self, expected: _Expected, count: int) -> tuple[int, int]:
         assert expected.wanted is not None

@@ -46,6 +46,8 @@ class CacheStats:
     prefetched: dict[str, int]
     """Blocks that were expected, by what became of them: used, late (the request came first), wasted (nobody came) or
     cancelled."""
+    hints_refused: int
+    """Announced requests whose tokens could not be read when they were looked at."""
     loads_cut: int
     """Loads that were given up at what had arrived, because computing the rest was faster than waiting for it."""
     loads_synchronous: int
@@ -61,6 +63,7 @@ class CacheStats:
         placement: Placement,
         tiers: Iterable[Tier],
         prefetched: Mapping[str, int] | None = None,
+        hints_refused: int = 0,
         loads_cut: int = 0,
     ) -> CacheStats:
         return cls(
@@ -72,6 +75,7 @@ class CacheStats:
             failures=dict(placement.failures),
             stores_dropped=placement.stores_dropped,
             prefetched=dict(prefetched or {}),
+            hints_refused=hints_refused,
             loads_cut=loads_cut,
             loads_synchronous=counts.loads_synchronous,
             slots={tier.name.lower(): catalog.usage(tier)._asdict() for tier in tiers},

@@ -6,7 +6,7 @@ from tests.mutants.mistake import Planted
 
 __all__ = ["KINDS", "PLANTED"]
 
-KINDS = ("a wait is cut too late", "a wait is cut too early")
+KINDS = ("a wait is cut too late", "a wait is cut too early", "a look-ahead is in the way")
 
 WAITS = "tests/unit/test_offload_policy.py"
 OVERRUN = f"{WAITS}::test_a_wait_that_overruns_is_given_up_before_it_costs_twice_as_much"
@@ -17,6 +17,8 @@ STEADY = f"{WAITS}::test_a_steady_disk_that_is_late_is_waited_for_while_that_is_
 STILL = f"{WAITS}::test_only_what_is_still_on_disk_is_waited_for"
 ANEW = f"{WAITS}::test_a_wait_begins_anew_where_the_engine_did_not_ask_for_long"
 OLD = f"{WAITS}::test_who_has_been_there_for_long_waits_like_a_new_one"
+PAUSE = "tests/unit/test_prefetch.py::test_a_pause_between_two_hints_is_no_step_of_the_engine"
+RESTS = "tests/unit/test_prefetch.py::test_who_closes_or_flushes_waits_for_no_more_look_ahead_than_is_under_way"
 SHARED = "tests/unit/test_load_policy.py::test_who_waits_for_anothers_load_waits_as_long_as_that_takes"
 
 PLANTED = (
@@ -110,5 +112,23 @@ PLANTED = (
         new="bool(news) or",
         says="cut after",
         tests=(SHARED,),
+    ),
+    Planted(
+        kind="a look-ahead is in the way",
+        name="the time without hints counts as a step",
+        file="kvtier/prefetch.py",
+        old="        if not self.expected:\n            self._stepped = None\n",
+        new="",
+        says="a pause was taken for a step",
+        tests=(PAUSE,),
+    ),
+    Planted(
+        kind="a look-ahead is in the way",
+        name="a flush waits for what it has ordered ahead itself",
+        file="kvtier/prefetch.py",
+        old="        if self._resting:\n            return\n",
+        new="",
+        says="a flush ordered what nobody waits for",
+        tests=(RESTS,),
     ),
 )

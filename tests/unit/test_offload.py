@@ -324,7 +324,8 @@ def test_a_prefix_is_loaded_only_as_far_as_that_is_faster(namespace):
     assert rig.manager.match("b", chain(6), 2).blocks == 4, "what is not known yet is loaded"
     choices = []
 
-    def choose(costs, tiers, filling, tokens, block, now):
+    def choose(costs, tiers, filling, tokens, block, now, *, foreign):
+        assert foreign, "the device is the engine's"
         choices.append((tiers.tolist(), filling.tolist(), tokens, block))
         return Choice(3, 6, None, None, None, None, "")
 
@@ -404,3 +405,33 @@ def test_calls_out_of_order_say_what_is_wrong(namespace):
         rig.manager.match("b", chain(4))
     with pytest.raises(ValueError, match="is loading"):
         rig.manager.store("b", chain(1), blocks(11))
+
+
+@pytest.mark.parametrize(
+    "bad", [chain(4)[:, :31], chain(4).astype(np.int64), chain(4)[0], [b"x" * 32], None], ids=lambda bad: type(bad)
+)
+def test_hashes_that_are_none_are_refused_where_they_are_given(namespace, bad):
+    rig = Rig(namespace)
+    rig.manager.match("a", chain(0))
+    for call in (
+        lambda: rig.manager.match("b", bad),
+        lambda: rig.manager.expect("b", bad, 0.1),
+        lambda: rig.manager.store("a", bad, blocks(1, 2, 3, 4)),
+    ):
+        with pytest.raises(ValueError, match=r"hashes: .*; accepted: .*uint8 \[blocks, 32\]"):
+            call()
+    assert rig.manager.poll() == []
+    assert rig.manager.stats().requests == 1
+    assert rig.manager.stored("a") == 0
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_as_many_blocks_as_hashes_are_stored_or_none(namespace, count):
+    rig = Rig(namespace)
+    rig.manager.match("a", chain(0))
+    with pytest.raises(ValueError, match=f"blocks: {count} for 4 hashes of request 'a'"):
+        rig.manager.store("a", chain(4), blocks(*range(count)))
+    assert rig.manager.stored("a") == 0, "it counts as offered"
+    assert rig.compute("a", chain(4), 1, 2, 3, 4)
+    rig.settle()
+    assert rig.moved("device_to_host") == 4

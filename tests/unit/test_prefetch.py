@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import pytest
 
@@ -345,3 +347,84 @@ def test_a_queue_that_is_reordered_at_every_step_is_remembered_once(engine):
         engine.manager.reorder(dict.fromkeys(names, 0.1 + step % 2 / 100))
         engine.manager.poll()
     assert len(engine.manager._prefetcher._soon) <= len(names)
+
+
+@pytest.mark.parametrize("bad", [[5] * 200 + [None], [5] * 8 + [-1], [5] * 8 + ["six"], [[1, 2], [3, 4]]])
+def test_a_hint_that_cannot_be_read_is_dropped_and_loses_no_answer(engine, bad):
+    manager, tokens = engine.manager, engine.tokens(1)
+    manager.get_computed_blocks("r", tokens)
+    manager.allocate_slots("r", len(tokens))
+    manager.expect("bad", bad, 0.5)
+    manager.expect("good", engine.tokens(2), 1.0)
+    loaded = []
+    for _ in range(100):
+        engine.plane.advance(0.005)
+        loaded += manager.poll()
+    assert [(one.request_id, one.num_computed_tokens) for one in loaded] == [("r", BLOCKS * BLOCK)]
+    assert brought(engine, 2) == BLOCKS, "nobody behind it was served"
+    assert manager.stats().hints_refused == 1
+    assert "WARNING a hint was dropped: request 'bad'" in manager.describe()
+    with pytest.raises(ValueError, match="tokens"):
+        manager.expect("worse", 5, 0.5)
+    manager.free("r")
+    manager.catalog.check()
+
+
+def test_what_a_hint_names_is_kept_no_longer_than_the_hint(engine):
+    """Also while one that is far off keeps what is behind it in the queues."""
+    manager, kept = engine.manager, []
+    manager.expect("far", engine.tokens(1), 5.0)
+    for number in range(400):
+        tokens = Tokens(engine.tokens(2 + number % 6))
+        kept.append(weakref.ref(tokens))
+        manager.expect(f"e{number}", tokens, 50.0)
+        del tokens
+        manager.poll()
+        manager.dismiss(f"e{number}")
+        manager.free(f"e{number}")
+    gc.collect()
+    assert not any(tokens() is not None for tokens in kept)
+    prefetcher = manager._prefetcher
+    assert len(prefetcher._overdue) <= 100, "more than nobody waits for"
+    manager.dismiss("far")
+    assert not any((prefetcher._urgent, prefetcher._overdue, prefetcher._coming, prefetcher._soon))
+
+
+class Tokens(list):
+    """Token ids that can be asked for by weak reference."""
+
+
+def test_who_closes_or_flushes_waits_for_no_more_look_ahead_than_is_under_way(engine):
+    manager = engine.manager
+    engine.plane.lanes["stage"].rate = 100.0
+    manager.costs.seed_lane("stage", 1e-4, 100.0 * PAGE)
+    for stem in range(1, 9):
+        manager.expect(f"e{stem}", engine.tokens(stem), 0.1)
+    manager.poll()
+    since, began = len(engine.plane.log), engine.plane.now
+    assert manager.flush()
+    assert len(engine.plane.log) == since, "a flush ordered what nobody waits for"
+    assert engine.plane.now <= began + 0.1
+    manager.poll()
+    assert len(engine.plane.log) > since, "the look-ahead goes on afterwards"
+    since = len(engine.plane.log)
+    manager.close()
+    assert len(engine.plane.log) == since
+    assert not manager._prefetcher.expected
+    assert manager.stats().slots["host"]["pinned"] == 0
+
+
+def test_a_pause_between_two_hints_is_no_step_of_the_engine(engine):
+    """What a look-ahead orders in a step is what the disk gives in one."""
+    manager, since = engine.manager, len(engine.plane.log)
+    manager.costs.seed_lane("stage", 1e-4, 100.0 * PAGE)
+    engine.plane.lanes["stage"].rate = 100.0
+    for stem in (1, 2):
+        manager.expect(f"e{stem}", engine.tokens(stem), 10.0)
+        wait(engine, 0.02, step=0.01)
+        manager.dismiss(f"e{stem}")
+        engine.plane.advance(60.0)
+    manager.expect("e3", engine.tokens(3), 10.0)
+    wait(engine, 0.02, step=0.01)
+    assert staged(engine, since)
+    assert all(t.slots.shape[1] <= 2 for t in staged(engine, since)), "a pause was taken for a step"
