@@ -33,6 +33,8 @@ class Found:
     steps."""
     soon: bool = False
     """What it waits for was ordered because it had been announced, and comes in a moment: nobody should pass it."""
+    coming: int = 0
+    """How many more there would be after the wait."""
 
 
 @dataclass(frozen=True, slots=True)

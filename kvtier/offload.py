@@ -161,12 +161,14 @@ class OffloadManager:
         match = self.catalog.match([root], hashes, request.start, request.number)
         request.choice = self._choose(match, request.start, tokens)
         reach = request.choice.blocks - request.start
+        whole = reach
         reach, waits = self._waits.look(request, match, reach)
         if reach < len(match.nodes):  # a lease on what is not promised would end with the request only
             match = self.catalog.match([root], hashes, request.start, request.number, limit=request.start + reach)
         request.nodes, request.origin = match.nodes, match.tiers
         request.synchronous = self._is_synchronous(match.tiers, others)
-        return Found(len(match.nodes), tokens_by_tier(match.tiers), waits, request.synchronous)
+        coming = whole - reach if waits else 0
+        return Found(len(match.nodes), tokens_by_tier(match.tiers), waits, request.synchronous, coming=coming)
 
     def _is_synchronous(self, tiers: npt.NDArray[np.uint8], others: int) -> bool:
         if self._mode == "async":
@@ -211,8 +213,8 @@ class OffloadManager:
     def store(self, request_id: str, hashes: Hashes, blocks: Blocks) -> tuple[int, ...]:
         """The next of the request's full blocks are computed, or will be when the order is carried out.
 
-        ``hashes`` and as many ``blocks`` continue where the last call ended: see :meth:`stored`. What host memory has or
-        is getting already is not copied again. Returns the tickets of what was ordered.
+        ``hashes`` and as many ``blocks`` continue where the last call ended: see :meth:`stored`. What host memory has
+        or is getting already is not copied again. Returns the tickets of what was ordered.
         """
         request = self._known(request_id)
         if len(arguments.digests("hashes", hashes)) != len(blocks):

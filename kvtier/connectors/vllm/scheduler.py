@@ -46,7 +46,7 @@ __all__ = ["SchedulerSide"]
 JOURNAL = "generations"
 PREFILL_TOKENS = 32  # a step of fewer tokens says little of the speed of a prefill
 PREFILL_SHARE = 0.9  # of a step's tokens that must be one request's for its time to be that request's
-TURN_PATIENCE = 0.1  # seconds for which nobody passes a request whose look-ahead is just arriving
+TURN_PATIENCE = 0.1  # seconds for which nobody takes the last place before a request whose look-ahead is just arriving
 SOURCES = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
 
 logger = init_logger(f"vllm.{__name__}")
@@ -64,8 +64,8 @@ class SchedulerSide:
         self._loads: dict[str, Load] = {}
         self._void: tuple[str, ...] = ()
         self._written: list[int] = []
-        self._turns: dict[str, float] = {}  # requests that must not be passed, and until when
-        self._held = False  # whether one of those was put off in the step that is being made
+        self._held = False  # whether nobody else is admitted in the step that is being made
+        self._held_until: float | None = None  # at the latest; None: since the last admission nobody was held up
         self._admitted: set[str] = set()  # to compute in the step that is being made
         self._running: Mapping[str, int] = {}  # requests of the last step
         self._unproven: list[tuple[int, Any]] = []  # of that step's synchronous loads: at which block, named what
@@ -138,16 +138,29 @@ class SchedulerSide:
             others=self._others(request.request_id),
             adapter=self._adapter(request),
         )
+        tokens = (found.blocks + found.coming) * self._block
+        if not tokens or tokens < self._settings.min_load_tokens:
+            return 0, False
         if found.waits:
-            now = time.monotonic()
-            self._held = found.soon and now < self._turns.setdefault(request.request_id, now + TURN_PATIENCE)
+            self._held = found.soon and self._keeps_place(request.request_id)
             return None, False
-        tokens = found.blocks * self._block
-        enough = tokens and tokens >= self._settings.min_load_tokens
-        return (tokens, not found.synchronous) if enough else (0, False)
+        return tokens, not found.synchronous
+
+    def _keeps_place(self, request_id: str) -> bool:
+        """Whether those behind it in the queue wait too: a moment for all of it, and only where one of them would take
+        the last place."""
+        if self._config.scheduler_config.max_num_seqs - self._others(request_id) > 1:
+            return False
+        now = time.monotonic()
+        if self._held_until is None:
+            self._held_until = now + TURN_PATIENCE
+        return now < self._held_until
 
     def _usable(self, request: Request) -> npt.NDArray[np.uint8]:
-        """Hashes of what it could load. The last token is always left to compute, so the block that holds it is too."""
+        """Hashes of what it could load: nothing where vLLM computes it all, as for prompt logprobs. The last token is
+        always left to compute, so the block that holds it is too."""
+        if request.skip_reading_prefix_cache:
+            return as_labels(())
         return as_labels(request.block_hashes[: (request.num_tokens - 1) // self._block])
 
     def _adapter(self, request: Request) -> bytes | None:
@@ -167,7 +180,7 @@ class SchedulerSide:
     def allocated(self, request: Request, table: Sequence[int], num_external_tokens: int) -> None:
         """vLLM gave the request blocks, the first to be loaded behind those that it had itself."""
         self._waiting.leave(request.request_id)
-        self._turns.pop(request.request_id, None)
+        self._held_until = None
         if self.manager is None or not num_external_tokens:
             self._admitted.add(request.request_id)
             return
@@ -191,7 +204,6 @@ class SchedulerSide:
         """In whatever state. Its blocks may go at once: see :meth:`step` for stores that read them."""
         self._requests.pop(request.request_id, None)
         self._waiting.drop(request.request_id)
-        self._turns.pop(request.request_id, None)
         self._full.pop(request.request_id, None)
         self._moved = True
         if self.manager is not None:
@@ -227,8 +239,8 @@ class SchedulerSide:
         assert self.manager is not None
         for request_id, within in self._waiting.news():
             request = self._requests.get(request_id)
-            if request is not None and self._cacheable(request):
-                self.manager.expect(request_id, self._usable(request), within, adapter=self._adapter(request))
+            if request is not None and self._cacheable(request) and len(usable := self._usable(request)):
+                self.manager.expect(request_id, usable, within, adapter=self._adapter(request))
         if changes := self._waiting.changes():
             self.manager.reorder(changes)
 

@@ -420,7 +420,6 @@ class Engine:
         for what in (side._requests, side._loads, side._written, side._void, side._unproven, side._beside):
             assert not what
         assert not len(side._waiting)
-        assert not side._turns
         for what in (manager._requests, manager._loads._tickets, manager._reading, manager.placement.under_way):
             assert not what
         assert not side.busy

@@ -48,7 +48,7 @@ def config(ranks=2, **cache):
         ),
         load_config=SimpleNamespace(load_format="auto"),
         device_config=SimpleNamespace(device_type="cpu"),
-        scheduler_config=SimpleNamespace(async_scheduling=False),
+        scheduler_config=SimpleNamespace(async_scheduling=False, max_num_seqs=1),
         compilation_config=SimpleNamespace(static_forward_context={"layer.0": layer}),
     )
 
@@ -138,6 +138,7 @@ def request(name, tokens, stem=b"a", lora=None):
         mm_features=[],
         resumable=False,
         lora_request=lora,
+        skip_reading_prefix_cache=False,
     )
 
 
@@ -165,8 +166,8 @@ def content(engine, table):
     return [cache[:, table].clone() for cache in engine.caches]
 
 
-def store(engine, name="a", table=(1, 2, 3, 4)):
-    first = request(name, TOKENS * len(table) + 1)
+def store(engine, name="a", table=(1, 2, 3, 4), stem=b"a"):
+    first = request(name, TOKENS * len(table) + 1, stem)
     engine.scheduler.begin(first)
     assert engine.scheduler.match(first, 0) == (0, False)
     engine.step([(first, [*table, 15], 0)], lambda: fill(engine, table))
@@ -324,7 +325,74 @@ def test_nobody_passes_a_request_whose_look_ahead_is_arriving_but_for_a_moment(e
     assert second.scheduler.match(behind, 0) == (0, False)
     for one in (waiting, behind):
         second.scheduler.finish(one)
-    assert not second.scheduler._turns
+
+
+ON_DISK = {"disk.size": "8MiB", "weights_revision": "1", "prefetch.share": 0.9}
+
+
+def arriving(engine, tmp_path, stems, **extra):
+    """An engine in whose queue a request for each stem waits, of which all is just coming up from disk, and behind them
+    one for which nothing is kept."""
+    extra = ON_DISK | {"disk.path": str(tmp_path)} | extra
+    first = engine(extra)
+    for stem in stems:
+        store(first, stem.decode(), stem=stem)
+    first.close()
+    second = engine(extra)
+    queue = [request(f"of {stem}", 4 * TOKENS + 1, stem) for stem in stems] + [request("cold", TOKENS, b"cold")]
+    for one in queue:
+        second.scheduler.begin(one)
+    second.step()
+    assert second.scheduler.manager.placement.under_way == len(stems)
+    return second, queue
+
+
+def test_a_queue_is_held_up_for_a_moment_in_all_until_somebody_is_admitted(engine, tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("kvtier.connectors.vllm.scheduler.time", SimpleNamespace(monotonic=lambda: now[0]))
+    second, (one, other, cold) = arriving(engine, tmp_path, [b"a", b"d"])
+    match = second.scheduler.match
+    assert [match(each, 0) for each in (one, other, cold)] == [(None, False)] * 3
+    now[0] += 0.2
+    second.scheduler._held = False  # another step, in which nothing has come
+    assert [match(each, 0) for each in (one, other)] == [(None, False)] * 2
+    assert match(cold, 0) == (0, False), "each of those that wait holds it up anew"
+    second.scheduler.allocated(cold, (), 0)
+    assert match(one, 0) == (None, False)
+    assert second.scheduler._held, "who passed took a place: the next one is kept"
+    for each in (one, other, cold):
+        second.scheduler.finish(each)
+
+
+def test_nobody_is_held_up_where_there_are_places_for_all(engine, tmp_path):
+    second, (one, cold) = arriving(engine, tmp_path, [b"a"])
+    second.config.scheduler_config.max_num_seqs = 2
+    assert second.scheduler.match(one, 0) == (None, False)
+    assert second.scheduler.match(cold, 0) == (0, False), "it would have taken nobody's place"
+
+
+def test_nobody_waits_for_less_than_is_worth_a_load(engine, tmp_path):
+    second, (one, cold) = arriving(engine, tmp_path, [b"a"], min_load_tokens=5 * TOKENS)
+    assert second.scheduler.match(one, 0) == (0, False), "it waits for what it would not load"
+    assert second.scheduler.match(cold, 0) == (0, False)
+
+
+def test_who_computes_its_whole_prompt_waits_for_nothing_and_is_stored(engine, tmp_path):
+    """As vLLM does for prompt logprobs: it asks, and overrides what it is told."""
+    extra = ON_DISK | {"disk.path": str(tmp_path)}
+    first = engine(extra)
+    store(first)
+    first.close()
+    second = engine(extra)
+    one = request("b", 5 * TOKENS + 1)
+    one.skip_reading_prefix_cache = True
+    second.scheduler.begin(one)
+    second.step()
+    assert not second.scheduler.manager.placement.under_way, "what it will not read is brought up"
+    assert second.scheduler.match(one, 0) == (0, False)
+    second.scheduler.allocated(one, (), 0)
+    assert second.orders([(one, [5, 6, 7, 8, 9, 10], 0)]).orders, "what it computes is of use to others"
+    second.scheduler.finish(one)
 
 
 def test_a_request_aborted_in_mid_load_is_still_reported_once(engine):
