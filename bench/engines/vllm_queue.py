@@ -45,25 +45,26 @@ class Queues(AtSpeeds):
                     arm.ask_at_once(case(speed), number * waiting, at_once, self.options.answer)
             record.keep()
 
+    def counts(self, number: int) -> bool:
+        """The first of each half does not wait: it finds an engine that does nothing else."""
+        return bool(number % self.options.waiting)
+
     def row(self, speed: float) -> dict[str, Any]:
-        """Of those that waited: the first of each half finds an engine that does nothing else."""
+        """Of those that waited."""
         ttft = {
-            arm.name: {
-                number: result for number, result in arm.asked[case(speed)].items() if number % self.options.waiting
-            }
+            arm.name: {number: result for number, result in arm.asked[case(speed)].items() if self.counts(number)}
             for arm in self.arms
         }
         both = ttft["kvtier"].keys() & ttft["none"].keys()
         return {
             "disk_mb_per_s": speed or None,
             "ttft_ms_p50": {
-                name: 1e3 * statistics.median(result["ttft"] for result in results.values()) if results else None
+                name: 1e3 * statistics.median(result["ttft"] for result in results.values())
                 for name, results in ttft.items()
             },
             "ttft_ms_p50_bounds": {
                 name: [1e3 * bound for bound in bounds([result["ttft"] for result in results.values()])]
                 for name, results in ttft.items()
-                if results
             },
             "to_no_look_ahead": compare(ttft["kvtier"], ttft["no look-ahead"], "ttft"),
             "to_none": compare(ttft["kvtier"], ttft["none"], "ttft"),
@@ -97,7 +98,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="how often each half is asked at each speed")
     parser.add_argument("--answer", type=int, default=16, help="tokens of each answer")
     parser.add_argument("--speeds", type=float, nargs="+", default=[0, 1000, 200], help="MB/s; 0: not throttled")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.waiting < 2:
+        parser.error(f"--waiting: {options.waiting}; accepted: 2 or more, of which all but one wait")
+    return options
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ class Circle(AtSpeeds):
 
     def row(self, speed: float) -> dict[str, Any]:
         asked = {arm.name: arm.asked[case(speed)] for arm in self.arms}
-        whole = sorted(set.intersection(*(set(results) for results in asked.values())))
+        whole = sorted(self._common(speed))
         ttft = {name: [results[number]["ttft"] for number in whole] for name, results in asked.items()}
         best = [min(pair) for pair in zip(ttft["none"], ttft["always"], strict=True)]
         ratios = [ours / other for ours, other in zip(ttft["kvtier"], best, strict=True)]

@@ -2,11 +2,13 @@
 
 import argparse
 import importlib.util
+import json
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -77,14 +79,56 @@ def test_lmcache_has_what_the_other_arms_have(bench, monkeypatch: pytest.MonkeyP
     assert arm.leaves.name == words[words.index("--shm-name") + 1]
 
 
-@pytest.mark.parametrize("name", ["vllm_queue", "vllm_slow_disk"])
-def test_engines_over_a_throttled_disk_are_alike_but_for_what_they_are_told(name: str, tmp_path: Path) -> None:
+def at_speeds(name: str, **options: object) -> Any:
+    """A run over a throttled disk that has not begun."""
     module = load(name)
     (kind,) = (each for each in vars(module).values() if isinstance(each, type) and issubclass(each, module.AtSpeeds)
                and each is not module.AtSpeeds)  # fmt: skip
-    options = {"tokens": 100, "answer": 8, "waiting": 2, "documents": 4, "dtype": "float32", "model": "narrow"}
-    run = kind(argparse.Namespace(**options))
-    none, *others = run._arms(tmp_path, tmp_path / "speed.json")
+    usual = {"tokens": 100, "answer": 8, "waiting": 2, "documents": 4, "dtype": "float32", "model": "narrow"}
+    return kind(argparse.Namespace(**usual | {"speeds": [0.0, 10.0]} | options))
+
+
+ANSWER = {"ttft": 0.5, "tokens": [1]}
+
+
+@pytest.mark.parametrize("name", ["vllm_queue", "vllm_slow_disk"])
+@pytest.mark.parametrize("answered", [[], [0], [1], [0, 1, 2, 3]])
+def test_a_run_one_of_whose_engines_died_tells_which_and_why(bench, name: str, answered: list[int]) -> None:
+    run = at_speeds(name)
+    names = ["none", *run.engines]
+    run.arms = [bench.Arm(arm, None, about="ran") for arm in names]
+    for arm in run.arms:
+        arm.asked["0 MB/s"] = dict.fromkeys(range(4), ANSWER)
+        arm.asked["10 MB/s"] = dict.fromkeys(range(4), ANSWER)
+    run.arms[1].asked["10 MB/s"] = dict.fromkeys(answered, ANSWER)
+    run.arms[1].about = "died in 10 MB/s: OSError: no disk"
+    assert run.said(0.0).startswith("not throttled: none 500 ms")
+    told = run.said(10.0)
+    compared = [number for number in answered if run.counts(number)]
+    if compared:
+        assert f"n {len(compared)}" in told
+    else:
+        assert (
+            told
+            == f"10 MB/s: nothing that all answered; none ran; {names[1]} died in 10 MB/s: OSError: no disk; "
+            + (f"{names[2]} ran")
+        )
+    found = run.found()
+    assert len(found["rows"]) == 1 + bool(compared)
+    assert found["arms"][names[1]] == "died in 10 MB/s: OSError: no disk"
+    json.dumps(found)
+
+
+def test_a_queue_in_which_nobody_waits_is_refused(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["vllm_queue", "--waiting", "1"])
+    with pytest.raises(SystemExit):
+        load("vllm_queue").parse()
+    assert "--waiting: 1; accepted: 2 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["vllm_queue", "vllm_slow_disk"])
+def test_engines_over_a_throttled_disk_are_alike_but_for_what_they_are_told(name: str, tmp_path: Path) -> None:
+    none, *others = at_speeds(name)._arms(tmp_path, tmp_path / "speed.json")
     assert none.connector is None
     extra = [arm.connector["kv_connector_extra_config"] for arm in others]
     assert len({each["host.size"] for each in extra}) == len({each["disk.size"] for each in extra}) == 1

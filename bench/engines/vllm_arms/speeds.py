@@ -59,7 +59,7 @@ class AtSpeeds:
                     before = {arm.name: arm.metrics() for arm in self.arms}
                     self.at_one_speed(each, record)
                     self.counted[each] = {arm.name: difference(arm.metrics(), before[arm.name]) for arm in self.arms}
-                    print(self.line(self.row(each)), flush=True)
+                    print(self.said(each), flush=True)
             finally:
                 for arm in self.arms:
                     arm.stop()
@@ -80,8 +80,19 @@ class AtSpeeds:
         """Ask, as ``case(speed)``, and keep after each turn."""
         raise NotImplementedError
 
+    def said(self, speed: float) -> str:
+        """What was found at one speed, for people; where not all engines got there, what became of each."""
+        if speed in self.asked:
+            return self.line(self.row(speed))
+        return f"{case(speed)}: nothing that all answered; " + "; ".join(f"{arm.name} {arm.about}" for arm in self.arms)
+
     def row(self, speed: float) -> dict[str, Any]:
+        """Of a speed in ``asked``."""
         raise NotImplementedError
+
+    def counts(self, number: int) -> bool:
+        """Whether the prompt of this number is one of those that are compared."""
+        return True
 
     def line(self, row: dict[str, Any]) -> str:
         """A row for people."""
@@ -89,11 +100,18 @@ class AtSpeeds:
 
     @property
     def asked(self) -> list[float]:
-        """The speeds at which every engine has answered something."""
-        return [s for s in self.options.speeds if self.arms and all(arm.asked[case(s)] for arm in self.arms)]
+        """The speeds at which there is a prompt to compare, one that every engine has answered."""
+        return [speed for speed in self.options.speeds if self.arms and any(map(self.counts, self._common(speed)))]
+
+    def _common(self, speed: float) -> set[int]:
+        return set.intersection(*(set(arm.asked[case(speed)]) for arm in self.arms))
 
     def found(self) -> dict[str, Any]:
-        return {"rows": [self.row(speed) for speed in self.asked], "block_size": BLOCK}
+        return {
+            "rows": [self.row(speed) for speed in self.asked],
+            "block_size": BLOCK,
+            "arms": {arm.name: arm.about for arm in self.arms},
+        }
 
 
 def case(speed: float) -> str:

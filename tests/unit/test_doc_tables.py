@@ -1,0 +1,124 @@
+"""The tables of docs/vllm.md say what the result files say that they name: each row as it follows from its file."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TREE = Path(__file__).parents[2]
+PAGE = (TREE / "docs/vllm.md").read_text()
+
+ARMS = {
+    "none": "vLLM alone",
+    "kvtier-host": "kvtier, host",
+    "kvtier-disk": "kvtier, disk",
+    "vllm-offloading": "vLLM's offloading",
+    "vllm-fs": "vLLM's file system tier",
+    "lmcache": "LMCache",
+}
+MEASURED = {"ttft": "TTFT", "cpu": "processor time"}
+
+
+def result(name: str) -> dict[str, Any]:
+    assert f"../bench/results/{name}" in PAGE, "the page no longer names it"
+    content: dict[str, Any] = json.loads((TREE / "bench/results" / name).read_text())
+    return content
+
+
+def ms(value: float, bounds: list[float] | None = None) -> str:
+    return f"{value:,.0f}" + (f" ({bounds[0]:,.0f}–{bounds[1]:,.0f})" if bounds else "")
+
+
+def missing(rows: list[str]) -> list[str]:
+    """Those that the page does not have; how wide a table is drawn does not count."""
+    lines = {re.sub(r"\s+", " ", line) for line in PAGE.splitlines()}
+    return [row for row in rows if row not in lines]
+
+
+@pytest.mark.parametrize("name", ["2026-11-30-vllm-2-cores.json", "2026-11-30-vllm-lmcache-2-cores.json"])
+def test_ttft_of_each_arm_is_what_was_measured(name: str) -> None:
+    cases = ("first", "evicted", "device")
+    rows = {(row["arm"], row["case"]): row for row in result(name)["rows"]}
+    said = [
+        f"| {ARMS[arm]} | "
+        + " | ".join(ms(rows[arm, case]["ttft_ms"]["p50"], rows[arm, case]["ttft_ms_p50_bounds"]) for case in cases)
+        + " |"
+        for arm in dict.fromkeys(arm for arm, _ in rows)
+    ]
+    assert not missing(said)
+    assert all(rows[arm, case]["same_answers"] == rows[arm, case]["n"] for arm, case in rows), "the page says all"
+
+
+def test_every_aim_is_in_the_table_met_or_missed() -> None:
+    aims = result("2026-11-30-vllm-2-cores.json")["aims"]
+    said = [
+        f"| {aim['aim']} ({MEASURED[aim['of']]}, n = {aim['n']}) | {aim['ratio']:.2f} | {aim['bounds'][0]:.2f}–"
+        f"{aim['bounds'][1]:.2f} | ≤ {aim['at_most']:g} | {'met' if aim['met'] else 'missed'} |"
+        for aim in aims
+    ]
+    assert not missing(said)
+
+
+def test_beside_lmcache_both_the_ratio_and_what_was_missed_are_told() -> None:
+    content = result("2026-11-30-vllm-lmcache-2-cores.json")
+    ours, theirs = (content["asked"][arm]["evicted"] for arm in ("kvtier-host", "lmcache"))
+    ratio = statistics.median(ours[n]["ttft"] / theirs[n]["ttft"] for n in ours.keys() & theirs.keys())
+    assert f"takes {ratio:.2f} (" in PAGE
+    (missed,) = (aim for aim in content["aims"] if not aim["met"])
+    low, high = missed["bounds"]
+    assert f"{missed['ratio']:.2f} ({low:.2f}–{high:.2f}; aim ≤ {missed['at_most']:g}, missed)" in PAGE
+
+
+@pytest.mark.parametrize(
+    ("name", "ended", "said"),
+    [
+        ("2026-11-30-vllm-2-cores.json", "not yet", "looked at before its end"),
+        ("2026-11-30-vllm-lmcache-2-cores.json", "early, by SIGTERM", "stopped before its end"),
+        ("2026-11-30-vllm-step-2-cores.json", "at its end", ""),
+        ("2026-11-30-vllm-slow-disk-2-cores.json", "at its end", ""),
+        ("2026-11-30-vllm-queue-2-cores.json", "at its end", ""),
+    ],
+)
+def test_a_run_that_did_not_come_to_its_end_is_told_so(name: str, ended: str, said: str) -> None:
+    assert result(name)["ended"] == ended
+    paragraph = next(part for part in PAGE.split("\n\n") if name in part)
+    assert said in paragraph.replace("\n", " ")
+
+
+def test_what_kvtier_takes_of_a_step_is_what_was_measured() -> None:
+    many, where = {1: "one request", 4: "four at once"}, {"kvtier-host": "host", "kvtier-disk": "host and disk"}
+    said = []
+    for row in result("2026-11-30-vllm-step-2-cores.json")["rows"]:
+        low, high = (bound / 1e3 for bound in row["calls_us_a_step_p50_bounds"])
+        least, most = (100 * bound for bound in row["share_p50_bounds"])
+        said.append(
+            f"| {where[row['arm']]}, {many[row['at_once']]} | {row['step_cpu_ms_p50']:.0f} | "
+            f"{row['calls_us_a_step_p50'] / 1e3:.2f} ({low:.2f}–{high:.2f}) | "
+            f"{100 * row['share_p50']:.2f} % ({least:.2f}–{most:.2f}) |"
+        )
+    assert not missing(said)
+
+
+def test_with_a_slow_disk_it_is_what_was_measured() -> None:
+    said = []
+    for row in result("2026-11-30-vllm-slow-disk-2-cores.json")["rows"]:
+        speed, ttft = row["disk_mb_per_s"], row["ttft_ms_p50"]
+        low, high = row["to_the_faster_bounds"]
+        took = " | ".join(ms(ttft[arm]) for arm in ("none", "always", "kvtier"))
+        name, met = "not throttled" if speed is None else f"{speed:g} MB/s", "met" if row["met"] else "missed"
+        ratio = f"{row['to_the_faster']:.2f} | {low:.2f}–{high:.2f} | ≤ {row['at_most']:.2f}, {met}"
+        said.append(f"| {name} | {took} | {ratio} |")
+    assert not missing(said)
+
+
+def test_what_the_look_ahead_gives_is_what_was_measured() -> None:
+    (row,) = result("2026-11-30-vllm-queue-2-cores.json")["rows"]
+    compared = row["to_no_look_ahead"]
+    low, high = compared["bounds"]
+    assert compared["n"] == 16
+    assert f"{compared['ratio']:.2f} × as late ({low:.2f}–{high:.2f})" in PAGE
