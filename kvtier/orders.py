@@ -94,7 +94,10 @@ class Orders(ABC):
         """As :meth:`settle`, where somebody else has asked the data plane."""
         ended, below = self._traffic.settle(list(completions))
         if self._spill and below:
-            self.store(SPILL, below, _BACKGROUND)
+            try:
+                self.store(SPILL, below, _BACKGROUND)
+            except (ValueError, OSError, RuntimeError):  # nobody waits for it, but others for what has ended
+                self._traffic.dropped(len(below))
         return ended
 
 
@@ -179,19 +182,20 @@ class OrdersByMessage(Orders):
         count = len(transfer.identities) if transfer.ticket else 0
         if not count:
             return 0, 0
-        accepted = False
+        first = nodes if count == len(nodes) else nodes[:count]
+        ticket, accepted = transfer.ticket, False
         try:
-            accepted = self._plane.submit(transfer)
-        finally:  # also of what it raises for: no ticket stays open that nobody works on
+            self._traffic.begun(ticket, transfer.path, first, transfer.priority, self._clock())
+            try:
+                accepted = self._plane.submit(transfer)
+            finally:
+                if not accepted:
+                    self._traffic.refused(ticket)
+        finally:  # also of what is raised: no ticket stays open that nobody works on, and none runs that nobody knows
             if not accepted:
                 refused = np.full((len(transfer.path) - 1, count), PageStatus.SKIPPED, np.uint8)
-                self._catalog.settle(transfer.ticket, refused)
-        if not accepted:
-            self._traffic.refused(count)
-            return 0, 0
-        first = nodes if count == len(nodes) else nodes[:count]
-        self._traffic.begun(transfer.ticket, transfer.path, first, transfer.priority, self._clock())
-        return transfer.ticket, count
+                self._catalog.settle(ticket, refused)
+        return (ticket, count) if accepted else (0, 0)
 
 
 class DirectOrders(Orders):

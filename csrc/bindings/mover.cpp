@@ -5,11 +5,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-
 #include "bindings/arrays.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/cuda.hpp"
+#include "bindings/lanes.hpp"
 #include "io/faulty_engine.hpp"
 #include "io/throttled_engine.hpp"
 
@@ -72,8 +71,8 @@ bool submit(Mover& self, Ticket ticket, const std::vector<Tier>& path, const Slo
   order.count = static_cast<std::uint32_t>(slots.shape(1));
   order.identities = reinterpret_cast<const std::byte*>(identities.data());
   order.identity_bytes = identities.shape(1);
-  order.priority = static_cast<Priority>(std::clamp(priority, 0, 255));
-  if (deadline_s > 0) order.deadline = Time(seconds(deadline_s));
+  order.priority = priority_of(priority);
+  order.deadline = deadline_of(deadline_s);
   order.cuts = cuts;
   const Submit result = self.submit(std::move(order), stream);
   if (result == Submit::kDuplicate) {
@@ -165,8 +164,7 @@ void bind_mover(nb::module_& m) {
       .def(
           "promote",
           [](Mover& self, Ticket ticket, int priority, double deadline_s) {
-            const Time deadline = deadline_s > 0 ? Time(seconds(deadline_s)) : kNever;
-            return self.promote(ticket, static_cast<Priority>(std::clamp(priority, 0, 2)), deadline);
+            return self.promote(ticket, priority_of(priority), deadline_of(deadline_s));
           },
           nb::arg("ticket"), nb::arg("priority"), nb::arg("deadline_s") = 0.0)
       .def("poll", &poll, nb::sig("def poll(self) -> list[Completion]"))

@@ -30,7 +30,7 @@ std::tuple<Ticket, std::size_t> load(Orders& self, const Path& path, const Nodes
   wish.request = request;
   wish.backed_only = backed_only;
   wish.priority = priority_of(priority);
-  if (deadline_s > 0) wish.deadline = Time(seconds(deadline_s));
+  wish.deadline = deadline_of(deadline_s);
   wish.cuts = cuts;
   wish.stream = stream;
   const Issued issued = self.issue(wish, refuse);
@@ -49,21 +49,25 @@ Ticket store(Orders& self, const Path& path, const Nodes& nodes, bool cold, int 
   return self.store(wish, refuse);
 }
 
-nb::dict settle(Orders& self, bool spill) {
+nb::dict by_ticket(std::span<const Ended> ended) {
   nb::dict out;
-  for (const Ended& ended : self.settle(spill)) out[nb::int_(ended.ticket)] = nb::bool_(ended.whole);
+  for (const Ended& one : ended) out[nb::int_(one.ticket)] = nb::bool_(one.whole);
+  return out;
+}
+
+nb::dict settle(Orders& self, bool spill) {
+  self.settle(spill);
+  nb::dict out = by_ticket(self.traffic().ended());
+  self.traffic().told();
   return out;
 }
 
 nb::tuple settle_told(Traffic& self, const nb::list& completions) {
-  nb::dict ended;
-  std::vector<NodeId> below;
-  for (const nb::handle told : completions) {
-    const Completion done = completion_of(told);
-    const std::optional<bool> whole = self.settle(done, &below);
-    if (whole) ended[nb::int_(done.ticket)] = nb::bool_(*whole);
-  }
-  return nb::make_tuple(ended, below);
+  with_each(completions, [&](nb::handle told) { self.settle(completion_of(told)); });
+  nb::tuple out =
+      nb::make_tuple(by_ticket(self.ended()), std::vector<NodeId>(self.below().begin(), self.below().end()));
+  self.told();
+  return out;
 }
 
 nb::dict pages_moved(const Traffic& self) {
@@ -96,14 +100,14 @@ void bind_orders(nb::module_& m) {
             self.begun(ticket, path, nodes.span(), priority_of(priority), now);
           },
           nb::arg("ticket"), nb::arg("path"), nb::arg("nodes"), nb::arg("priority"), nb::arg("now"),
-          "The data plane has taken a transfer of these pages.")
-      .def("refused", &Traffic::refuse, nb::arg("pages"), "It has not.")
+          "The data plane will be asked for a transfer of these pages: said before it is.")
+      .def("refused", &Traffic::refuse, nb::arg("ticket"), "It was asked, and has not taken it.")
       .def("dropped", &Traffic::drop, nb::arg("pages"), "So many were to go down, and stay where they are.")
       .def("settle", &settle_told, nb::arg("completions"),
            nb::sig("def settle(self, completions: list[typing.Any]) -> tuple[dict[int, bool], list[int]]"),
            "Words of the data plane, each a kvtier.messages.Completion. By ticket, whether all of it went well, of "
-           "those "
-           "that were under way; and the nodes of what has come down to host memory.")
+           "those that were under way; and the nodes of what has come down to host memory. A word that is refused is "
+           "raised for when the others are settled, and the answer to these is part of the next call's.")
       .def("runs", &Traffic::runs, nb::arg("ticket"), "Whether the last word on the ticket was not said.")
       .def(
           "moves", [](const Traffic& self, const Path& path) { return self.moves(path); }, nb::arg("path"),

@@ -129,9 +129,8 @@ Slot Mover::slots_of(Tier tier) const {
 
 void Mover::check(const Order& order) const {
   if (order.ticket == 0) refuse("ticket = 0: tickets start at 1");
-  if (static_cast<int>(order.priority) > static_cast<int>(Priority::kBackground)) {
-    refuse("priority = " + std::to_string(static_cast<int>(order.priority)) + ": 0 demand, 1 prefetch, 2 background");
-  }
+  if (!is_priority(order.priority))
+    refuse("priority = " + std::to_string(static_cast<int>(order.priority)) + ": " + kPrioritiesText);
   bool known = order.path.size() == 2 || (order.path.size() == 3 && order.path[0] != order.path[2]);
   for (std::size_t i = 0; known && i + 1 < order.path.size(); ++i) {
     known = lane_between(order.path[i], order.path[i + 1]).has_value();

@@ -8,38 +8,38 @@ namespace kvtier {
 Issued Orders::issue(const Wish& wish, bool refuse) {
   const Reservation reserved = catalog_.reserve(wish.path, wish.nodes, wish.request, wish.backed_only, wish.cold);
   if (reserved.count == 0) return {};
-  Submit said = Submit::kFull;
+  bool begun = false;
   try {
-    if (!refuse) {
-      Order order;
-      order.ticket = reserved.ticket;
-      order.path = wish.path;
-      order.slots = reserved.slots.data();
-      order.count = static_cast<std::uint32_t>(reserved.count);
-      order.identity_bytes = identity_bytes(catalog_.label_bytes());
-      identities_.resize(reserved.count * order.identity_bytes);
-      catalog_.identities(wish.nodes.first(reserved.count), identities_.data());
-      order.identities = reinterpret_cast<const std::byte*>(identities_.data());
-      order.priority = wish.priority;
-      order.deadline = wish.deadline;
-      order.cuts = wish.cuts;
-      said = mover_.submit(order, wish.stream);
-      if (said == Submit::kDuplicate)
-        throw std::invalid_argument("ticket = " + std::to_string(reserved.ticket) +
-                                    ": still in use by an earlier transfer");
-    }
+    traffic_.begun(reserved.ticket, wish.path, wish.nodes.first(reserved.count), wish.priority,
+                   to_seconds(Clock::now().time_since_epoch()));
+    begun = true;
+    if (!refuse && submit(wish, reserved)) return {reserved.ticket, reserved.count};
   } catch (...) {
-    take_back(reserved, wish.path.size() - 1);
+    take_back(wish, reserved, begun);
     throw;
   }
-  if (said != Submit::kAccepted) {
-    take_back(reserved, wish.path.size() - 1);
-    traffic_.refuse(reserved.count);
-    return {};
-  }
-  traffic_.begun(reserved.ticket, wish.path, wish.nodes.first(reserved.count), wish.priority,
-                 to_seconds(Clock::now().time_since_epoch()));
-  return {reserved.ticket, reserved.count};
+  take_back(wish, reserved, begun);
+  return {};
+}
+
+bool Orders::submit(const Wish& wish, const Reservation& reserved) {
+  Order order;
+  order.ticket = reserved.ticket;
+  order.path = wish.path;
+  order.slots = reserved.slots.data();
+  order.count = static_cast<std::uint32_t>(reserved.count);
+  order.identity_bytes = identity_bytes(catalog_.label_bytes());
+  identities_.resize(reserved.count * order.identity_bytes);
+  catalog_.identities(wish.nodes.first(reserved.count), identities_.data());
+  order.identities = reinterpret_cast<const std::byte*>(identities_.data());
+  order.priority = wish.priority;
+  order.deadline = wish.deadline;
+  order.cuts = wish.cuts;
+  const Submit said = mover_.submit(order, wish.stream);
+  if (said == Submit::kDuplicate)
+    throw std::invalid_argument("ticket = " + std::to_string(reserved.ticket) +
+                                ": still in use by an earlier transfer");
+  return said == Submit::kAccepted;
 }
 
 Ticket Orders::store(Wish wish, bool refuse) {
@@ -56,25 +56,30 @@ Ticket Orders::store(Wish wish, bool refuse) {
   return issued.ticket;
 }
 
-std::span<const Ended> Orders::settle(bool spill) {
-  reported_.clear(), below_.clear(), ended_.clear();
+void Orders::settle(bool spill) {
+  reported_.clear();
   mover_.poll(&reported_);
-  for (const Completion& done : reported_) {
-    const std::optional<bool> whole = traffic_.settle(done, &below_);
-    if (whole) ended_.push_back({done.ticket, *whole});
-  }
-  if (spill && !below_.empty()) {
-    constexpr Tier kSpillPath[] = {Tier::kHost, Tier::kDisk};
-    Wish wish;
-    wish.path = kSpillPath;
-    wish.nodes = below_;
-    wish.priority = Priority::kBackground;
-    store(wish);
-  }
-  return ended_;
+  with_each(reported_, [this](const Completion& done) { traffic_.settle(done); });
+  if (spill && !traffic_.below().empty()) this->spill();
 }
 
-void Orders::take_back(const Reservation& reserved, std::size_t hops) {
+void Orders::spill() {
+  constexpr Tier kSpillPath[] = {Tier::kHost, Tier::kDisk};
+  Wish wish;
+  wish.path = kSpillPath;
+  wish.nodes = traffic_.below();
+  wish.priority = Priority::kBackground;
+  try {
+    store(wish);
+  } catch (const std::exception&) {  // nobody waits for it, and others wait to be told what has ended
+    traffic_.drop(wish.nodes.size());
+  }
+  traffic_.told_below();
+}
+
+void Orders::take_back(const Wish& wish, const Reservation& reserved, bool begun) {
+  if (begun) traffic_.refuse(reserved.ticket);
+  const std::size_t hops = wish.path.size() - 1;
   const std::vector<std::uint8_t> skipped(hops * reserved.count, static_cast<std::uint8_t>(PageStatus::kSkipped));
   catalog_.settle(reserved.ticket, skipped, hops, reserved.count);
 }

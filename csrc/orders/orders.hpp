@@ -31,11 +31,6 @@ struct Issued {
   std::size_t count = 0;  // of the nodes, from the first, that move
 };
 
-struct Ended {
-  Ticket ticket = 0;
-  bool whole = false;
-};
-
 class Orders {
  public:
   // All must outlive this; all calls from the one thread that calls the catalog.
@@ -46,12 +41,16 @@ class Orders {
   Issued issue(const Wish& wish, bool refuse = false);
   // Has those of the pages copied down that the next tier lacks. What finds no room or no place is dropped.
   Ticket store(Wish wish, bool refuse = false);
-  // Settles what the mover has reported. `spill`: what came down to host memory goes on to the disk. The answer is good
-  // until the next call.
-  std::span<const Ended> settle(bool spill);
+  // Settles what the mover has reported. `spill`: what came down to host memory goes on to the disk, or is dropped
+  // where that is refused. What has ended, traffic says until told(); also where this throws, for a word that was
+  // refused.
+  void settle(bool spill);
+  Traffic& traffic() const { return traffic_; }
 
  private:
-  void take_back(const Reservation& reservation, std::size_t hops);
+  bool submit(const Wish& wish, const Reservation& reserved);
+  void spill();
+  void take_back(const Wish& wish, const Reservation& reserved, bool begun);
 
   Catalog& catalog_;
   Mover& mover_;
@@ -59,8 +58,6 @@ class Orders {
   // Of the call under way; kept, so that a steady state allocates next to nothing.
   std::vector<std::uint8_t> identities_;
   std::vector<Completion> reported_;
-  std::vector<NodeId> below_;
-  std::vector<Ended> ended_;
 };
 
 }  // namespace kvtier

@@ -1,42 +1,78 @@
 #include "orders/traffic.hpp"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 
 namespace kvtier {
 
 void Traffic::begun(Ticket ticket, std::span<const Tier> path, std::span<const NodeId> nodes, Priority priority,
                     double now) {
-  costs_.submitted(ticket, path, nodes.size(), priority, now);
-  under_way_.try_emplace(ticket, UnderWay{{path.begin(), path.end()}, {nodes.begin(), nodes.end()}});
+  const auto [place, is_new] = under_way_.try_emplace(ticket);
+  if (!is_new) throw std::invalid_argument("ticket: " + std::to_string(ticket) + " is under way; accepted: a new one");
+  try {
+    place->second.path.assign(path.begin(), path.end());
+    place->second.nodes.assign(nodes.begin(), nodes.end());
+    costs_.submitted(ticket, path, nodes.size(), priority, now);
+  } catch (...) {
+    under_way_.erase(place);
+    throw;
+  }
 }
 
-std::optional<bool> Traffic::settle(const Completion& done, std::vector<NodeId>* below) {
+void Traffic::refuse(Ticket ticket) {
+  const auto found = under_way_.find(ticket);
+  if (found == under_way_.end()) return;
+  refused_ += found->second.nodes.size();
+  costs_.forget(ticket);
+  under_way_.erase(found);
+}
+
+void Traffic::check(const UnderWay& transfer, const Completion& done, bool whole) const {
+  const std::size_t hops = transfer.path.size() - 1, pages = transfer.nodes.size();
+  const auto refuse = [&](const std::string& why) { throw std::invalid_argument("status: " + why); };
+  if (static_cast<std::size_t>(done.hop_count) != hops || done.count != pages)
+    refuse(std::to_string(done.hop_count) + " hops of " + std::to_string(done.count) + " pages; accepted: ticket " +
+           std::to_string(done.ticket) + "'s own, " + std::to_string(hops) + " of " + std::to_string(pages));
+  if (whole || !done.final) return;
+  const auto pending = std::count(done.status.begin(), done.status.end(), PageStatus::kPending);
+  if (pending != 0)
+    refuse(std::to_string(pending) + " of " + std::to_string(done.status.size()) + " of ticket " +
+           std::to_string(done.ticket) + " are PENDING; accepted where the word is not final");
+}
+
+void Traffic::settle(const Completion& done) {
   const auto* words = reinterpret_cast<const std::uint8_t*>(done.status.data());
-  catalog_.settle(done.ticket, {words, done.status.size()}, static_cast<std::size_t>(done.hop_count), done.count);
-  const auto found = under_way_.find(done.ticket);
-  if (found == under_way_.end()) return std::nullopt;
-  UnderWay& transfer = found->second;
   const bool whole = done.whole();
+  const auto found = under_way_.find(done.ticket);
+  const bool known = found != under_way_.end();
+  if (known) {
+    check(found->second, done, whole);
+    ended_.reserve(ended_.size() + 1), below_.reserve(below_.size() + done.count);
+  }
+  catalog_.settle(done.ticket, {words, done.status.size()}, static_cast<std::size_t>(done.hop_count), done.count);
+  if (!known) return;
+  UnderWay& transfer = found->second;
+  ended_.push_back({done.ticket, whole});
   if (!done.final) {
     // What still runs may write its slots at any time: nobody may have them before it has ended.
     catalog_.cancel(done.ticket);
     hanging_ += transfer.hangs ? 0 : 1;
     transfer.hangs = true;
-    return whole;
+    return;
   }
   costs_.completed(done);
   count(transfer, done);
   if (transfer.path[0] == Tier::kDevice) {
-    for (std::size_t page = 0; page < std::min<std::size_t>(done.count, transfer.nodes.size()); ++page)
-      if (done.status[page] == PageStatus::kOk) below->push_back(transfer.nodes[page]);
+    for (std::size_t page = 0; page < done.count; ++page)
+      if (done.status[page] == PageStatus::kOk) below_.push_back(transfer.nodes[page]);
   }
   hanging_ -= transfer.hangs ? 1 : 0;
   under_way_.erase(found);
-  return whole;
 }
 
 void Traffic::count(const UnderWay& transfer, const Completion& done) {
-  for (std::size_t hop = 0; hop + 1 < transfer.path.size() && hop < static_cast<std::size_t>(done.hop_count); ++hop) {
+  for (std::size_t hop = 0; hop + 1 < transfer.path.size(); ++hop) {
     const std::optional<Lane> lane = lane_between(transfer.path[hop], transfer.path[hop + 1]);
     for (std::size_t page = 0; page < done.count; ++page) {
       const PageStatus status = done.status[hop * done.count + page];

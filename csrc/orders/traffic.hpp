@@ -4,7 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <exception>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -15,19 +15,30 @@
 
 namespace kvtier {
 
+struct Ended {
+  Ticket ticket = 0;
+  bool whole = false;
+};
+
 class Traffic {
  public:
   // Both must outlive this.
   Traffic(Catalog& catalog, CostModel& costs) : catalog_(catalog), costs_(costs) {}
 
-  // The data plane has taken a transfer of these pages.
+  // The data plane will be asked for a transfer of these pages. Said before it is, so that none runs whose ticket
+  // nobody knows; where this throws, nothing has changed.
   void begun(Ticket ticket, std::span<const Tier> path, std::span<const NodeId> nodes, Priority priority, double now);
-  void refuse(std::size_t pages) { refused_ += pages; }  // it has not
-  void drop(std::size_t pages) { dropped_ += pages; }    // they were to go down, and stay where they are
+  void refuse(Ticket ticket);                          // it has not taken it
+  void drop(std::size_t pages) { dropped_ += pages; }  // they were to go down, and stay where they are
 
-  // A word of the data plane: the catalog hears of it, and what it took is learnt. Appends to `below` what has come
-  // down to host memory. Returns whether all of it went well; nothing: nobody knows the ticket (any more).
-  std::optional<bool> settle(const Completion& done, std::vector<NodeId>* below);
+  // A word of the data plane: the catalog hears of it, and what it took is learnt. Of a transfer that nobody knows (any
+  // more) only the catalog hears. Throws std::invalid_argument, and nothing has changed, for what it cannot have said.
+  void settle(const Completion& done);
+  // What the words since the last told() have ended or given up, and what came down to host memory.
+  std::span<const Ended> ended() const { return ended_; }
+  std::span<const NodeId> below() const { return below_; }
+  void told_below() { below_.clear(); }
+  void told() { ended_.clear(), below_.clear(); }
 
   bool runs(Ticket ticket) const { return under_way_.contains(ticket); }  // its last word was not said
   std::size_t under_way() const { return under_way_.size(); }
@@ -46,16 +57,33 @@ class Traffic {
     std::vector<NodeId> nodes;
     bool hangs = false;  // it was reported early: when it ends nobody knows
   };
+  void check(const UnderWay& transfer, const Completion& done, bool whole) const;
   void count(const UnderWay& transfer, const Completion& done);
 
   Catalog& catalog_;
   CostModel& costs_;
   std::unordered_map<Ticket, UnderWay> under_way_;
+  std::vector<Ended> ended_;  // these two keep their memory: a steady state allocates next to nothing
+  std::vector<NodeId> below_;
   std::size_t hanging_ = 0;
   bool disk_offline_ = false;
   std::uint64_t moved_[kLanes] = {};  // pages
   std::uint64_t failures_[kPageStatuses] = {};
   std::uint64_t refused_ = 0, dropped_ = 0;
 };
+
+// Does `work` with each of them; what it throws for one keeps no other from it. The first is thrown at the end.
+template <class All, class Work>
+void with_each(All&& all, Work&& work) {
+  std::exception_ptr first;
+  for (auto&& one : all) {
+    try {
+      work(one);
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
 
 }  // namespace kvtier

@@ -61,7 +61,9 @@ TEST_CASE("what came down goes on to the disk, and only what a tier lacks is sto
     std::size_t whole = 0;
     while (traffic.under_way() != 0) {
       rig.mover->wait(std::chrono::seconds(1), rig.mover->reports());
-      for (const Ended& ended : orders.settle(true)) whole += ended.whole ? 1 : 0;
+      orders.settle(true);
+      for (const Ended& ended : traffic.ended()) whole += ended.whole ? 1 : 0;
+      traffic.told();
     }
     return whole;
   };
@@ -99,28 +101,37 @@ TEST_CASE("a word on a transfer reaches whom it concerns, and is counted once") 
   done.status = {PageStatus::kOk, PageStatus::kPending, PageStatus::kPending};
   done.final = false;
   done.hops[0] = {Lane::kOffload, 1024, 0, 1e-3, 1.0, 1.001, 1024};
-  std::vector<NodeId> below;
-  CHECK_FALSE(traffic.settle(done, &below));  // nobody has begun it
+  const auto said = [&] {  // what is told of the word, in its order
+    traffic.told();
+    traffic.settle(done);
+    std::vector<bool> whole;
+    for (const Ended& ended : traffic.ended()) whole.push_back(ended.whole);
+    return whole;
+  };
+  CHECK(said().empty());  // nobody has begun it
   traffic.begun(reserved.ticket, down, nodes, Priority::kBackground, 1.0);
-  CHECK(traffic.settle(done, &below) == false);
+  CHECK(said() == std::vector{false});
   CHECK(traffic.under_way() == 1);
   CHECK(traffic.hanging() == 1);
   CHECK_FALSE(traffic.moves(down));
-  CHECK(below.empty());
+  CHECK(traffic.below().empty());
   CHECK_FALSE(costs.lane_speed(Lane::kOffload));
 
   done.final = true;
+  CHECK_THROWS_WITH_AS(said(), doctest::Contains("are PENDING"), std::invalid_argument);
+  CHECK(traffic.under_way() == 1);
   done.status = {PageStatus::kOk, PageStatus::kOffline, PageStatus::kSkipped};
-  CHECK(traffic.settle(done, &below) == false);
-  CHECK(below == std::vector<NodeId>{nodes[0]});
+  CHECK(said() == std::vector{false});
+  REQUIRE(traffic.below().size() == 1);
+  CHECK(traffic.below()[0] == nodes[0]);
   CHECK(traffic.under_way() + traffic.hanging() == 0);
   CHECK(traffic.disk_offline());
   CHECK(traffic.pages_moved(Lane::kOffload) == 1);
   CHECK(traffic.failures(PageStatus::kOffline) == 1);
   CHECK(traffic.failures(PageStatus::kSkipped) == 0);
   CHECK(costs.lane_speed(Lane::kOffload));
-  CHECK_FALSE(traffic.settle(done, &below));  // said again
-  CHECK(below.size() == 1);
+  CHECK(said().empty());  // said again
+  CHECK(traffic.below().empty());
   CHECK(rig.catalog.check().empty());
 }
 
