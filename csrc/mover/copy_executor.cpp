@@ -6,9 +6,21 @@ namespace kvtier {
 
 CopyExecutor::CopyExecutor(Scheduler& scheduler, HostArena& host, std::unique_ptr<DeviceCopier> copier,
                            unsigned threads, bool verify_host)
-    : scheduler_(scheduler), host_(host), copier_(std::move(copier)), verify_host_(verify_host) {
+    : scheduler_(scheduler), host_(host), copier_(std::move(copier)), verify_host_(verify_host), wanted_(threads) {
   threads_.reserve(threads);
-  for (unsigned worker = 0; worker < threads; ++worker) threads_.emplace_back([this, worker] { run(worker); });
+  for (unsigned worker = 0; worker < threads; ++worker) {
+    try {
+      threads_.emplace_back([this, worker] { run(worker); });
+    } catch (const std::exception&) {  // fewer will do, none will not
+      if (threads_.empty()) throw;
+      break;
+    }
+  }
+}
+
+std::string CopyExecutor::note() const {
+  if (threads_.size() == wanted_) return {};
+  return "only " + std::to_string(threads_.size()) + " of " + std::to_string(wanted_) + " copy threads could be had";
 }
 
 void CopyExecutor::join() {

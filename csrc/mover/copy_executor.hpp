@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -16,7 +17,8 @@ class CopyExecutor {
   CopyExecutor(Scheduler& scheduler, HostArena& host, std::unique_ptr<DeviceCopier> copier, unsigned threads,
                bool verify_host);
   ~CopyExecutor() { join(); }
-  void join();  // after the scheduler was closed
+  void join();               // after the scheduler was closed
+  std::string note() const;  // how many threads there are for want of more; empty: all
 
  private:
   void run(unsigned worker);
@@ -25,6 +27,7 @@ class CopyExecutor {
   HostArena& host_;
   std::unique_ptr<DeviceCopier> copier_;
   bool verify_host_;
+  unsigned wanted_;
   std::vector<std::thread> threads_;
 };
 

@@ -183,6 +183,7 @@ MoverStats Mover::stats() const {
   const Parts& p = parts();
   MoverStats out;
   for (int i = 0; i < kLanes; ++i) out.lanes[i] = p.scheduler.stats(static_cast<Lane>(i));
+  if (p.copies) out.device_note = p.copies->note();
   if (p.streams) out.device_note = p.streams->note();
   out.has_disk = p.io != nullptr;
   if (p.io) out.io = p.io->stats();

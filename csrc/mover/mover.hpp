@@ -81,6 +81,7 @@ class Mover {
  private:
   struct Parts {
     explicit Parts(const LedgerOptions& options) : scheduler(options) {}
+    ~Parts() { scheduler.close(); }  // or those that were made when another could not be would wait for ever
     Scheduler scheduler;
     std::unique_ptr<CopyExecutor> copies;     // of a device that the CPU copies,
     std::unique_ptr<StreamExecutor> streams;  // or of one with queues

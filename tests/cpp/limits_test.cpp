@@ -40,19 +40,23 @@ bool makes(int room, Make make) {
 struct Pools : Rig {
   Pools() {
     mover.reset();
+    options.copy_threads = 3;
     options.make_engine = [](std::string* note) { return make_engine(IoPath::kThreads, 128, 2, nullptr, 0, note); };
   }
-  void make() { mover = std::make_unique<Mover>(device.get(), host.get(), disk.get(), options); }
+  void make(bool with_disk = true) {
+    mover = std::make_unique<Mover>(device.get(), host.get(), with_disk ? disk.get() : nullptr, options);
+  }
   // Every page that goes down ends, and so does what comes up.
-  void use() {
+  void use(bool with_disk = true) {
     const std::vector<Slot> slots = run_of(0, 4);
-    const Batch batch{1, {D, H, S}, {slots, slots, slots}, {1, 2, 3, 4}};
+    Batch batch{1, {D, H, S}, {slots, slots, slots}, {1, 2, 3, 4}};
+    if (!with_disk) batch.path.pop_back(), batch.slots.pop_back();
     for (const Slot slot : slots) write_device(slot, slot + 1);
     REQUIRE(submit(batch) == Submit::kAccepted);
     const Completion down = next(1);
     REQUIRE(hop(down, 0) == all(PageStatus::kOk, 4));
     const bool offline = mover->stats().offline;
-    CHECK(hop(down, 1) == all(offline ? PageStatus::kOffline : PageStatus::kOk, 4));
+    if (with_disk) CHECK(hop(down, 1) == all(offline ? PageStatus::kOffline : PageStatus::kOk, 4));
     wipe_device();
     REQUIRE(submit({2, {H, D}, {slots, slots}, {1, 2, 3, 4}}) == Submit::kAccepted);
     CHECK(hop(next(2), 0) == all(PageStatus::kOk, 4));
@@ -62,8 +66,28 @@ struct Pools : Rig {
   MoverOptions options;
 };
 
+TEST_CASE("a mover that gets no thread says so, or does with fewer copy threads") {
+  for (const bool with_disk : {false, true}) {
+    CAPTURE(with_disk);
+    Pools pools;
+    std::vector<bool> made;
+    const int enough = with_ever_more([&](int room) {
+      made.push_back(makes<ThreadLimit>(room, [&] { pools.make(with_disk); }));
+      if (!made.back()) return;
+      pools.use(with_disk);
+      const std::string note = pools.mover->stats().device_note;
+      CHECK(note == (room < 3 ? "only " + std::to_string(room) + " of 3 copy threads could be had" : ""));
+      pools.mover.reset();
+    });
+    CHECK_FALSE(made[0]);
+    CHECK(made.back());
+    if (!with_disk) CHECK(std::count(made.begin(), made.end(), true) == enough);
+  }
+}
+
 TEST_CASE("a disk whose engine gets no thread is out of service, and what needs no disk is served") {
   Pools pools;
+  pools.options.copy_threads = 1;
   const ThreadLimit limit(2);
   pools.make();
   pools.use();
@@ -71,6 +95,15 @@ TEST_CASE("a disk whose engine gets no thread is out of service, and what needs 
   CHECK(stats.offline);
   CHECK(stats.io.engine == "none");
   CHECK(stats.io.warning.find("no way to do I/O: ") != std::string::npos);
+}
+
+TEST_CASE("a mover that gets no memory says so") {
+  Pools pools;
+  with_ever_more([&](int room) {
+    if (!makes<MemoryLimit>(room, [&] { pools.make(); })) return;
+    pools.use();
+    pools.mover.reset();
+  });
 }
 
 TEST_CASE("an I/O thread that gets no memory takes the disk out of service or needs none") {
