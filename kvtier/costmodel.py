@@ -16,6 +16,7 @@ How a coefficient is learnt from that: :class:`kvtier.fit.Fit`.
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 
 from kvtier import _core
 from kvtier._core import Tier
@@ -23,11 +24,11 @@ from kvtier._core import Tier
 __all__ = ["LANES", "CostModel", "lanes_of"]
 
 LANES = {
-    (Tier.DEVICE, Tier.HOST): "offload",
-    (Tier.HOST, Tier.DEVICE): "onboard",
-    (Tier.HOST, Tier.DISK): "spill",
-    (Tier.DISK, Tier.HOST): "stage",
+    (source, target): lane
+    for source, target in product(Tier, Tier)
+    if (lane := _core.lane_between(source, target)) is not None
 }
+"""By the tiers that each joins."""
 
 
 @cache

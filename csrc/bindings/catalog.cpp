@@ -17,6 +17,7 @@
 #include "common/sha256.hpp"
 #include "content/content.hpp"
 #include "requests/growing.hpp"
+#include "requests/labels.hpp"
 
 namespace nb = nanobind;
 

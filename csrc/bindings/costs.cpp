@@ -39,7 +39,9 @@ using Path = std::vector<Tier>;
 
 Lane known_lane(const std::string& name) {
   if (const std::optional<Lane> lane = lane_named(name)) return *lane;
-  throw std::invalid_argument("lane '" + name + "'; accepted: offload, onboard, spill, stage");
+  std::string lanes;
+  for (int i = 0; i < kLanes; ++i) lanes += (i == 0 ? "" : ", ") + std::string(lane_name(static_cast<Lane>(i)));
+  throw std::invalid_argument("lane '" + name + "'; accepted: " + lanes);
 }
 
 std::vector<Ticket> tickets_of(const nb::iterable& tickets) {
@@ -159,6 +161,13 @@ void bind_profile(nb::class_<CostModel>& c) {
 }  // namespace
 
 void bind_costs(nb::module_& m) {
+  m.def(
+      "lane_between",
+      [](Tier from, Tier to) -> std::optional<std::string> {
+        const std::optional<Lane> lane = lane_between(from, to);
+        return lane ? std::optional<std::string>(lane_name(*lane)) : std::nullopt;
+      },
+      nb::arg("source"), nb::arg("target"), "The lane from one tier to another; None: none joins them.");
   nb::class_<CostModel> c(m, "CostModel", "See kvtier.costmodel.CostModel.");
   c.def(
        "__init__",

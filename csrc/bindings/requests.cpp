@@ -33,8 +33,10 @@ struct Decoding {
 // What some of them have made, by id: a token id or a list of them for each.
 struct Batch {
   std::vector<Advance> parts;
-  std::vector<PyObject*> names;
+  std::vector<nb::object> held;  // of each its name and its Growing: any new object may have Python collect others
   std::vector<std::uint32_t> ids;
+
+  nb::handle name(std::size_t part) const { return held[2 * part]; }
 
   // False for anything but plain ids of requests that there are.
   bool read(const nb::dict& requests, nb::handle tokens) {
@@ -52,7 +54,8 @@ struct Batch {
         return false;
       }
       parts.emplace_back().growing = nb::inst_ptr<Growing>(known);
-      names.push_back(name);
+      held.push_back(nb::borrow(name));
+      held.push_back(nb::borrow(known));
       counts.push_back(ids.size() - before);
     }
     std::size_t first = 0;
@@ -66,7 +69,7 @@ void check(const Batch& batch, const Step& step) {
   for (std::size_t i = 0; i < batch.parts.size(); ++i) {
     const std::string why = step.wrong_with(batch.parts[i]);
     if (!why.empty())
-      throw std::invalid_argument("tokens[" + std::string(nb::repr(batch.names[i]).c_str()) + "]: " + why);
+      throw std::invalid_argument("tokens[" + std::string(nb::repr(batch.name(i)).c_str()) + "]: " + why);
   }
 }
 
@@ -81,7 +84,7 @@ nb::object advance(const Decoding& self, nb::handle tokens) {
   std::size_t blocks = 0;
   for (std::size_t i = 0; i < batch.parts.size(); ++i) {
     const Advance& part = batch.parts[i];
-    const nb::handle name = batch.names[i];
+    const nb::handle name = batch.name(i);
     if (part.lacks_room) grown[name] = nb::none();
     if (part.grown != 0) {
       const std::vector<Slot>& table = part.growing->table;
@@ -109,7 +112,13 @@ bool lengthen(Growing& self, Catalog& catalog, Tier tier, std::size_t n) {
 
 void bind_requests(nb::module_& m) {
   nb::class_<Growing>(m, "Growing", "What grows as a request runs. See kvtier.sequence.Sequence.")
-      .def(nb::init<Content&, RequestId>(), nb::arg("content"), nb::arg("request"), nb::keep_alive<1, 2>())
+      .def(
+          "__init__",
+          [](Growing* self, Content& content, RequestId request) {
+            if (request < 1) throw std::invalid_argument("request: 0 names no request; accepted: 1 or more");
+            new (self) Growing(content, request);
+          },
+          nb::arg("content"), nb::arg("request"), nb::keep_alive<1, 2>())
       .def_rw("noted", &Growing::noted, "Of its blocks that are computed, those that somebody knows of.")
       .def("__len__", [](const Growing& self) { return self.table.size(); })
       .def(
@@ -143,6 +152,8 @@ void bind_requests(nb::module_& m) {
       .def(
           "begin",
           [](Decoding& self, const nb::str& request, const nb::handle_t<Growing>& growing) {
+            if (!nb::inst_ready(growing))
+              throw nb::type_error("growing: it was never made; accepted: a Growing that was");
             self.growing[request] = growing;
           },
           nb::arg("request"), nb::arg("growing"))

@@ -7,8 +7,6 @@
 namespace kvtier {
 namespace {
 
-const char* const kTierNames[kTiers] = {"device", "host", "disk", "remote"};
-
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
 
 std::vector<TierSpec> checked(const std::vector<TierSpec>& tiers) {
@@ -47,7 +45,7 @@ int Catalog::owned(Tier tier) const {
   const int number = static_cast<int>(tier);
   const int t = number < kTiers ? pages_.index(tier) : -1;
   if (t < 0)
-    refuse("tier: " + std::string(number < kTiers ? kTierNames[number] : "an unknown tier") +
+    refuse("tier: " + std::string(number < kTiers ? tier_name(tier) : "an unknown tier") +
            " is not owned by this catalog");
   return t;
 }

@@ -18,6 +18,11 @@ inline constexpr NodeId kNoNode = 0xFFFFFFFFu;
 enum class Tier : std::uint8_t { kDevice = 0, kHost = 1, kDisk = 2, kRemote = 3 };
 inline constexpr int kTiers = 4;
 
+constexpr const char* tier_name(Tier tier) {
+  constexpr const char* names[kTiers] = {"device", "host", "disk", "remote"};
+  return static_cast<int>(tier) < kTiers ? names[static_cast<int>(tier)] : "unknown";
+}
+
 // What became of one page on one hop. From kFirstLost on, the *source* page itself is bad and its entry must go;
 // below it the source is as good as before.
 enum class PageStatus : std::uint8_t {

@@ -8,10 +8,7 @@
 namespace kvtier {
 namespace {
 
-const char* tier_name(Tier tier) {
-  constexpr const char* names[kTiers] = {"device", "host", "disk", "remote"};
-  return static_cast<int>(tier) < kTiers ? names[static_cast<int>(tier)] : "unknown";
-}
+constexpr std::size_t kMostSlices = 1024, kMostPieces = 1u << 24;  // of a transfer that is cut: slices of pages
 
 std::string path_text(std::span<const Tier> path) {
   std::string text;
@@ -161,6 +158,11 @@ void Mover::check_cuts(const Order& order) const {
   if (order.cuts.empty()) return;
   if (order.path.size() != 2 || order.path[1] != Tier::kDevice) {
     refuse("cuts: path = " + path_text(order.path) + ": only host -> device goes in slices");
+  }
+  if (order.cuts.size() > kMostSlices || order.count * order.cuts.size() > kMostPieces) {
+    refuse("cuts: " + std::to_string(order.cuts.size()) + " slices of " + std::to_string(order.count) +
+           " pages: up to " + std::to_string(kMostSlices) + " are possible, and " + std::to_string(kMostPieces) +
+           " in all");
   }
   std::size_t before = 0;
   for (std::size_t i = 0; i < order.cuts.size(); ++i) {

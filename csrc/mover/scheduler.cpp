@@ -85,7 +85,7 @@ std::size_t Scheduler::poll(std::vector<Completion>* out) {
     eventfd_read(fd_, &ignored);
     signalled_ = false;
   }
-  publish();
+  announce();  // what expired, to others who wait
   return count;
 }
 

@@ -2,8 +2,47 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
+
+#include "requests/labels.hpp"
 
 namespace kvtier {
+namespace {
+
+// Where what it has computed goes: below its last node, or else its root.
+std::optional<NodeId> parent_of(const Catalog& catalog, const Computed& part) {
+  if (part.growing->leaf) return part.growing->leaf;
+  return part.root && catalog.knows_root(*part.root) ? part.root : std::nullopt;
+}
+
+void require_computed(const Computed& part, std::size_t block_size) {
+  const Growing& growing = *part.growing;
+  if (part.blocks > growing.table.size())
+    throw std::invalid_argument("table: it has fewer slots than blocks are computed");
+  growing.content.require_whole(growing.cached, part.blocks, block_size);
+}
+
+}  // namespace
+
+std::vector<NodeId> extend(Catalog& catalog, Tier tier, std::span<const Computed> computed) {
+  for (const Computed& part : computed)
+    if (part.blocks > part.growing->cached && parent_of(catalog, part)) require_computed(part, block_size_of(catalog));
+  std::vector<NodeId> fresh;
+  for (const Computed& part : computed) {
+    Growing& growing = *part.growing;
+    const std::optional<NodeId> parent = parent_of(catalog, part);
+    const std::size_t first = growing.cached;
+    if (part.blocks > first && parent) {
+      const std::span<const Slot> slots = std::span(growing.table).subspan(first, part.blocks - first);
+      const std::vector<std::uint8_t> labels = labels_of(catalog, growing.content, first, part.blocks);
+      const Extension made = catalog.extend(*parent, labels, tier, slots, growing.request);
+      growing.joined(made.nodes);
+      fresh.insert(fresh.end(), made.fresh.begin(), made.fresh.end());
+    }
+    if (growing.cached < part.blocks) growing.noted = growing.cached;  // the others will be offered again
+  }
+  return fresh;
+}
 
 std::string Step::wrong_with(const Advance& part) const {
   const std::size_t had = part.growing->content.size(), covered = part.growing->table.size() * block_;
@@ -17,57 +56,32 @@ std::string Step::wrong_with(const Advance& part) const {
   return {};
 }
 
-std::size_t block_size_of(const Catalog& catalog) {
-  const std::size_t bytes = catalog.label_bytes();
-  if (bytes <= kDigestBytes)
-    throw std::invalid_argument("content: this catalog's labels of " + std::to_string(bytes) + " bytes are not of it");
-  return (bytes - kDigestBytes) / sizeof(std::uint32_t);
+void Step::take(Advance& part) {
+  Growing& growing = *part.growing;
+  part.had = growing.content.size();
+  const std::size_t needed = blocks(part.had + part.made.size());
+  if (needed <= growing.table.size()) return;
+  const std::vector<Slot> slots = catalog_.take(tier_, needed - growing.table.size(), growing.request);
+  growing.table.insert(growing.table.end(), slots.begin(), slots.end());
+  part.grown = slots.size();
+  part.lacks_room = slots.empty();
 }
 
-std::vector<std::uint8_t> labels_of(const Catalog& catalog, const Content& content, std::size_t first,
-                                    std::size_t last) {
-  const std::size_t block_size = block_size_of(catalog);
-  content.require_whole(first, last, block_size);
-  std::vector<std::uint8_t> out((last - first) * catalog.label_bytes());
-  content.labels(first, last, block_size, out.data());
-  return out;
-}
-
-std::vector<NodeId> extend(Catalog& catalog, Tier tier, std::span<const Computed> computed) {
-  std::vector<NodeId> fresh;
-  for (const Computed& part : computed) {
-    Growing& growing = *part.growing;
-    std::optional<NodeId> parent = growing.leaf;
-    if (!parent && part.root && catalog.knows_root(*part.root)) parent = part.root;
-    const std::size_t first = growing.cached;
-    if (part.blocks > first && parent) {
-      const std::span<const Slot> table(growing.table);
-      if (part.blocks > table.size()) throw std::invalid_argument("table: it has fewer slots than blocks are computed");
-      const std::vector<std::uint8_t> labels = labels_of(catalog, growing.content, first, part.blocks);
-      const Extension made =
-          catalog.extend(*parent, labels, tier, table.subspan(first, part.blocks - first), growing.request);
-      growing.joined(made.nodes);
-      fresh.insert(fresh.end(), made.fresh.begin(), made.fresh.end());
-    }
-    if (growing.cached < part.blocks) growing.noted = growing.cached;  // the others will be offered again
-  }
-  return fresh;
+void Step::give_back(Advance& part) {
+  std::vector<Slot>& table = part.growing->table;
+  const std::size_t kept = table.size() - std::exchange(part.grown, 0);
+  catalog_.give_back(tier_, std::span(table).subspan(kept), part.growing->request);
+  table.resize(kept);
 }
 
 void Step::run(std::span<Advance> parts) {
-  for (Advance& part : parts) {
-    part.had = part.growing->content.size();
-    part.growing->content.append(part.made);
+  try {
+    for (Advance& part : parts) take(part);
+  } catch (...) {
+    for (Advance& part : parts) give_back(part);
+    throw;
   }
-  for (Advance& part : parts) {
-    std::vector<Slot>& table = part.growing->table;
-    const std::size_t needed = blocks(part.growing->content.size());
-    if (needed <= table.size()) continue;
-    const std::vector<Slot> slots = catalog_.take(tier_, needed - table.size(), part.growing->request);
-    table.insert(table.end(), slots.begin(), slots.end());
-    part.grown = slots.size();
-    part.lacks_room = slots.empty();
-  }
+  for (Advance& part : parts) part.growing->content.append(part.made);
   for (Advance& part : parts) {
     const std::size_t full = part.had / block_;
     const std::size_t known = std::max(part.growing->noted, part.growing->cached);

@@ -18,12 +18,6 @@
 
 namespace kvtier {
 
-// Tokens of a block that is named by its content, which this catalog's labels must be made for.
-std::size_t block_size_of(const Catalog& catalog);
-// Labels of the content's blocks [first, last); throws std::invalid_argument unless they are there and whole.
-std::vector<std::uint8_t> labels_of(const Catalog& catalog, const Content& content, std::size_t first,
-                                    std::size_t last);
-
 struct Growing {
   Growing(Content& its_content, RequestId its_request) : content(its_content), request(its_request) {}
 
@@ -52,7 +46,7 @@ struct Computed {
 
 // Offers the catalog, whose labels are of content, the blocks of these that it was not offered yet; returns the nodes
 // whose pages are new in the tier. What it has no room for, or no such root any more, is not cached and not noted
-// either.
+// either. Throws std::invalid_argument, and none is offered, for one that has not so many slots or whole blocks.
 std::vector<NodeId> extend(Catalog& catalog, Tier tier, std::span<const Computed> computed);
 
 // One request's part of a step: what it is to say, then what came of it.
@@ -66,8 +60,8 @@ struct Advance {
   std::size_t completed = 0;  // blocks that were neither noted nor cached, up to growing->noted
 };
 
-// A pass has computed the tokens that each had, and made more: adds these, then takes the slots that they need, then
-// notes the blocks that are full.
+// A pass has computed the tokens that each had, and made more: takes the slots that these need, then adds them, then
+// notes the blocks that are full. Where the first throws, nothing has changed.
 class Step {
  public:
   Step(Catalog& catalog, Tier tier, std::size_t block_size) : catalog_(catalog), tier_(tier), block_(block_size) {}
@@ -76,6 +70,8 @@ class Step {
   void run(std::span<Advance> parts);
 
  private:
+  void take(Advance& part);
+  void give_back(Advance& part);
   std::size_t blocks(std::size_t tokens) const { return (tokens + block_ - 1) / block_; }
 
   Catalog& catalog_;

@@ -1,6 +1,7 @@
 // The mover with everything real, its threads and the kernel's rings, while others submit, cancel, poll and close.
 #include <algorithm>
 #include <atomic>
+#include <future>
 #include <random>
 #include <set>
 #include <thread>
@@ -97,6 +98,33 @@ void race(IoPath io, bool close_early) {
 TEST_CASE("requests, cancellations and deadlines at once leave every block whole") {
   SUBCASE("io_uring") { race(IoPath::kUring, false); }
   SUBCASE("threads") { race(IoPath::kThreads, false); }
+}
+
+TEST_CASE("who waits hears of what another's poll found overdue") {
+  LedgerOptions options;
+  options.device_page_bytes = 16;
+  Scheduler scheduler(options);  // and nobody who would move anything
+  const Tier path[] = {H, D};
+  const Slot slots[] = {0, 0};
+  const std::vector<std::byte> identity = identities_of({1});
+  Order order;
+  order.ticket = 1;
+  order.path = path;
+  order.slots = slots;
+  order.count = 1;
+  order.identities = identity.data();
+  order.identity_bytes = kIdBytes;
+  order.deadline = Clock::now() + milliseconds(50);
+  const std::uint64_t seen = scheduler.reports();
+  REQUIRE(scheduler.submit(order) == Submit::kAccepted);
+  auto waiter = std::async(std::launch::async, [&] { return scheduler.wait(Clock::now() + 2 * kPatience, seen); });
+  std::this_thread::sleep_until(order.deadline);
+  std::vector<Completion> told;
+  CHECK(scheduler.poll(&told) == 1);
+  CHECK(told[0].status == all(PageStatus::kOverdue, 1));
+  CHECK(waiter.wait_for(kPatience) == std::future_status::ready);
+  scheduler.close();
+  CHECK(waiter.get());
 }
 
 TEST_CASE("a close in the middle of all that settles every ticket once") {

@@ -7,6 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from disk_kit import in_child
+from kvtier import _core
+from kvtier.catalog import Catalog, Tier, TierSpec
+from kvtier.content import Content
 from kvtier.manager import CacheManager
 from kvtier.sim.draw import draw_story
 from kvtier.sim.engine import SimulatedEngine
@@ -161,3 +165,47 @@ def test_what_the_catalog_had_no_room_for_is_offered_again_at_the_next_token(run
         running.advance({"b": 1})
         running.flush()
     assert len(asked) == 3
+
+
+def test_only_a_request_that_has_a_name_and_was_made_can_decode():
+    catalog = Catalog([TierSpec(Tier.DEVICE, 8)], block_size=4, labels="content")
+    decoding = _core.Decoding(catalog.native, Tier.DEVICE, 4)
+    with pytest.raises(ValueError, match=r"^request: 0 names no request; accepted: 1 or more"):
+        _core.Growing(Content([]).native, 0)
+    with pytest.raises(TypeError, match=r"^growing: it was never made; accepted"):
+        decoding.begin("a", _core.Growing.__new__(_core.Growing))
+    assert decoding.advance({"a": 1}) is None
+
+
+def test_what_python_collects_in_the_middle_of_a_step_is_not_used_any_more(monkeypatch):
+    """Any object that the step makes may lead to that; freed memory is filled with what is no address."""
+    monkeypatch.setenv("PYTHONMALLOC", "debug")
+    done = in_child(
+        """
+import gc, os
+from kvtier import _core
+from kvtier.catalog import Catalog, Tier, TierSpec
+from kvtier.content import Content
+
+catalog = Catalog([TierSpec(Tier.DEVICE, 4096)], block_size=4, labels="content")
+decoding = _core.Decoding(catalog.native, Tier.DEVICE, 4)
+names = [f"request {number}" for number in range(1000)]
+for number, name in enumerate(names):
+    decoding.begin(name, _core.Growing(Content([]).native, number + 1))
+made = {str(name.encode(), "ascii"): 1 for name in names}  # under names of its own
+
+def collected(phase, info):
+    made.clear()
+    decoding.clear()
+
+gc.callbacks.append(collected)
+gc.set_threshold(1)
+grown = decoding.advance(made)[0]
+gc.set_threshold(0)
+assert sorted(grown) == sorted(names)
+assert all(len(slots) == 1 for slots in grown.values())
+print("whole", flush=True)
+os._exit(0)
+"""
+    )
+    assert done.stdout == "whole\n", done.stderr

@@ -307,6 +307,21 @@ def test_a_load_in_slices_brings_the_same_bytes_and_tells_of_each_slice(tmp_path
         assert not r.mover.wait_for_slices(999, 1, 60.0)
 
 
+@pytest.mark.parametrize(("slices", "pages"), [(1025, 1), (1024, (1 << 14) + 1)])
+def test_a_load_in_more_slices_than_can_be_counted_is_refused(tmp_path: Path, slices: int, pages: int) -> None:
+    """Each piece of a page is queued: in the caller's time, and by a number of 32 bits."""
+    payload = 1 << 15
+    with rig(tmp_path, payload=payload, disk=False) as r:
+        cuts = (*range(16, 16 * slices, 16), payload)
+        assert len(cuts) == slices
+        places = np.zeros((2, pages), np.uint32)
+        transfer = Transfer(1, (HOST, DEVICE), places, identities(np.zeros(pages)), cuts=cuts)
+        with pytest.raises(ValueError, match=rf"^cuts: {slices} slices of {pages} pages: up to 1024 are possible, and"):
+            r.mover.submit(transfer)
+        assert r.mover.pending() == 0
+        assert r.mover.submit(transfer._replace(cuts=(*cuts[:3], payload)))
+
+
 def test_waiting_for_slices_ends_with_the_load(tmp_path: Path, seed: int) -> None:
     with rig(tmp_path, verify_host=True) as r:
         r.store(4, seed)
