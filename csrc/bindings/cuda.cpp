@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.hpp"
+#include "common/forks.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/emulated.hpp"
 #include "cuda/measure.hpp"
@@ -24,11 +25,16 @@ using Bytes = nb::ndarray<const std::uint8_t, nb::numpy, nb::ndim<1>, nb::c_cont
 using WritableBytes = nb::ndarray<std::uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using SlotArray = nb::ndarray<const Slot, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// The same object, but others run while it ends: to unpin memory or to unload a device takes long.
+// The same object, but others run while it ends: to unpin memory or to unload a device takes long. In a forked child,
+// where its threads and locks are the parent's, it is let lie.
 template <class T>
 std::shared_ptr<T> ends_without_gil(std::shared_ptr<T> object) {
   T* const raw = object.get();
-  return {raw, [object = std::move(object)](T*) mutable {
+  return {raw, [object = std::move(object), process = fork_generation()](T*) mutable {
+            if (process != fork_generation()) {
+              static_cast<void>(new std::shared_ptr<T>(std::move(object)));
+              return;
+            }
             if (PyGILState_Check() == 0) return object.reset();
             nb::gil_scoped_release free;
             object.reset();
@@ -55,17 +61,23 @@ void check_page(const DevicePool& pool, Slot slot, std::size_t bytes) {
   if (bytes < pool.payload_bytes()) throw nb::value_error("page must hold payload_bytes");
 }
 
+// A copy, so that nobody changes what was found right: others run during a measurement.
+std::vector<Slot> copied(const SlotArray& array, Slot limit, const char* wrong) {
+  std::vector<Slot> slots(array.data(), array.data() + array.size());
+  for (const Slot slot : slots) {
+    if (slot >= limit) throw nb::value_error(wrong);
+  }
+  return slots;
+}
+
 double measure_path(const CudaCopies& copies, const DevicePool& pool, HostArena& arena, bool offload,
                     const SlotArray& slots, const SlotArray& pages, unsigned rounds) {
   if (slots.size() != pages.size()) throw nb::value_error("slots and pages must have equal length");
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (slots.data()[i] >= pool.slots()) throw nb::value_error("slots must be less than the pool's slots");
-    if (pages.data()[i] >= arena.slots()) throw nb::value_error("pages must be less than the arena's slots");
-  }
+  const std::vector<Slot> from = copied(slots, pool.slots(), "slots must be less than the pool's slots");
+  const std::vector<Slot> to = copied(pages, arena.slots(), "pages must be less than the arena's slots");
   nb::gil_scoped_release free;
   Copier copier(copies.device, pool, arena, copies.pinned, copies.options);
-  return measure(copier, offload ? Lane::kOffload : Lane::kOnboard, {slots.data(), slots.size()},
-                 {pages.data(), pages.size()}, rounds, arena.payload_bytes());
+  return measure(copier, offload ? Lane::kOffload : Lane::kOnboard, from, to, rounds, arena.payload_bytes());
 }
 
 // A PinnedArena of Python's, which outlives whatever else has it.
@@ -168,7 +180,7 @@ void bind_cuda(nb::module_& m) {
   bind_device(m);
   nb::class_<Pinned>(m, "PinnedArena", "A HostArena, being pinned for a device by a thread of its own.")
       .def(nb::init<std::shared_ptr<Runtime>, const HostArena&, std::size_t>(), nb::arg("device"), nb::arg("arena"),
-           nb::arg("chunk_bytes") = 256u << 20, nb::keep_alive<1, 3>())
+           nb::arg("chunk_bytes") = PinnedArena::kChunkBytes, nb::keep_alive<1, 3>())
       .def_prop_ro(
           "pinned", [](const Pinned& self) { return self.arena->pinned(); }, "Pages below this slot are pinned.")
       .def_prop_ro("finished", [](const Pinned& self) { return self.arena->finished(); })

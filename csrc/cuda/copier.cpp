@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
+#include <new>
 #include <utility>
 
 #include "copy/checksum.hpp"
@@ -65,7 +67,7 @@ Copier::Copier(std::shared_ptr<Runtime> runtime, const DevicePool& device, HostA
       pinned_(std::move(pinned)),
       options_(options),
       shape_(device),
-      blocks_(std::max(1u, static_cast<unsigned>(options.processor_share * runtime_->facts().processors))),
+      blocks_(blocks_of(options.processor_share)),
       fences_(std::make_shared<FencePool>(runtime_)) {
   check(device);
   directions_[0].path = options.offload;
@@ -82,13 +84,23 @@ Copier::Copier(std::shared_ptr<Runtime> runtime, const DevicePool& device, HostA
   runtime_->finish(directions_[0].stream.get());
 }
 
-void Copier::check(const DevicePool& device) const {
-  if (!(options_.processor_share > 0 && options_.processor_share <= 1)) {
-    throw std::invalid_argument("processor_share = " + std::to_string(options_.processor_share) +
-                                ": more than 0, 1 at most");
+unsigned Copier::blocks_of(double processor_share) const {
+  if (!(processor_share > 0 && processor_share <= 1)) {
+    throw std::invalid_argument("processor_share = " + std::to_string(processor_share) + ": more than 0, 1 at most");
   }
+  return std::max(1u, static_cast<unsigned>(processor_share * runtime_->facts().processors));
+}
+
+void Copier::check(const DevicePool& device) const {
   if (options_.places < 1 || options_.places > 64) {
     throw std::invalid_argument("places = " + std::to_string(options_.places) + ": 1 to 64 are possible");
+  }
+  if (device.payload_bytes() != host_.payload_bytes()) {
+    throw std::invalid_argument("device pages have " + std::to_string(device.payload_bytes()) + " bytes, host pages " +
+                                std::to_string(host_.payload_bytes()) + ": they must be equal");
+  }
+  if (&pinned_->arena() != &host_) {
+    throw std::invalid_argument("pinned: another arena's memory; expected that of the host tier which is copied");
   }
   for (std::size_t i = 0; i < device.segments().size(); ++i) {
     std::string why;
@@ -108,6 +120,7 @@ void Copier::make_places(Direction& direction) {
     place.sums = pinned_array<LaneSum>(*runtime_, sum_entries(blocks_));
     if (direction.path == Path::kStaged) place.staging = device_array<std::byte>(*runtime_, most * host_.page_bytes());
     place.pages.reserve(kLaunchPages);
+    place.copies.reserve(kLaunchPages * device_.segments().size());
   }
 }
 
@@ -116,12 +129,10 @@ Copier::~Copier() = default;
 // ---- order -------------------------------------------------------------------------------------------------------
 
 std::shared_ptr<DeviceFence> Copier::fence(std::uintptr_t stream) {
-  const auto engine = reinterpret_cast<Stream>(stream);
-  if (runtime_->captures(engine)) {
-    throw Error("the engine's stream is being captured into a graph: submit transfers before or after it");
-  }
   auto fence = std::make_shared<Fence>(fences_);
-  runtime_->record(fence->event(), engine);
+  if (!runtime_->record_behind(fence->event(), reinterpret_cast<Stream>(stream))) {
+    throw Capturing("the engine's stream is being captured into a graph: submit transfers before or after it");
+  }
   return fence;
 }
 
@@ -130,7 +141,7 @@ void Copier::start(Lane lane, unsigned number, std::span<PageCopy> pages, ByteRa
   Place& place = to.places[number];
   place.pages.clear();
   place.range = range;
-  place.failed = place.recorded = false;
+  place.failed = place.queued = place.recorded = false;
   for (PageCopy& page : pages) {
     if (lane == Lane::kOffload || intact(page)) place.pages.push_back(&page);
   }
@@ -140,27 +151,40 @@ void Copier::start(Lane lane, unsigned number, std::span<PageCopy> pages, ByteRa
       runtime_->wait(to.stream.get(), behind->event());
       to.behind = behind->number();
     }
+    place.queued = true;
     queue(lane, to, place);
-  } catch (const Error& error) {
-    refused(place, error.what());
+  } catch (const std::exception& error) {
+    fail(place, error.what());
   }
+  if (!place.queued) return;
   try {  // also of a batch that was queued in part: what was queued has to end before its pages are anyone's
-    runtime_->record(place.event.get(), to.stream.get());
-    place.recorded = true;
+    record_end(to, place);
     if (!wake_ || !options_.host_calls) return;
     runtime_->wait(signals_.get(), place.event.get());
     runtime_->call(signals_.get(), [](void* self) { static_cast<Copier*>(self)->wake_(); }, this);
-  } catch (const Error& error) {  // a context that refuses an event is broken, and runs nothing any more
-    refused(place, error.what());
+  } catch (const std::exception& error) {  // then ended() records, and nobody is called: it is looked for all the same
+    remember("could not be followed at once", error.what());
   }
 }
 
+void Copier::record_end(Direction& to, Place& place) {
+  runtime_->record(place.event.get(), to.stream.get());
+  place.recorded = true;
+}
+
+// Only two things tell that nothing of a batch runs any more: its event, and a context that runs nothing at all. A
+// driver that refuses to say leaves it open.
 bool Copier::ended(Lane lane, unsigned number) {
-  Place& place = direction(lane).places[number];
+  Direction& to = direction(lane);
+  Place& place = to.places[number];
   try {
-    if (place.recorded && !runtime_->done(place.event.get())) return false;
-  } catch (const Error& error) {
-    refused(place, error.what());
+    if (place.queued && !place.recorded) record_end(to, place);
+    if (place.queued && !runtime_->done(place.event.get())) return false;
+  } catch (const Broken& error) {
+    fail(place, error.what());
+  } catch (const std::exception& error) {
+    remember("could not be followed at once", error.what());
+    return false;
   }
   settle(lane, place);
   return true;
@@ -183,10 +207,19 @@ void Copier::settle(Lane lane, Place& place) {
   place.pages.clear();
 }
 
-void Copier::refused(Place& place, const char* what) {
+void Copier::fail(Place& place, const char* why) noexcept {
   place.failed = true;
+  remember("failed", why);
+}
+
+void Copier::remember(const char* what, const char* why) noexcept {
   const std::lock_guard lock(mutex_);
-  if (note_.empty()) note_ = std::string("a copy on ") + runtime_->facts().name + " failed (" + what + ")";
+  if (!note_.empty()) return;
+  try {
+    note_ = "a copy on " + runtime_->facts().name + " " + what + " (" + why + ")";
+  } catch (const std::bad_alloc&) {
+    note_ = "a copy failed";  // short enough to need no memory
+  }
 }
 
 std::string Copier::note() const {

@@ -47,7 +47,8 @@ struct CopierOptions {
 class Copier final : public StreamCopier {
  public:
   // `pinned` is of `host` and may still be pinning. Both pools outlive the copier. Throws Error, and
-  // std::invalid_argument for options that make no sense or segments that are not memory of this device.
+  // std::invalid_argument for options that make no sense, segments that are not memory of this device, and pools and
+  // arenas that do not belong together.
   Copier(std::shared_ptr<Runtime> runtime, const DevicePool& device, HostArena& host,
          std::shared_ptr<const PinnedArena> pinned, const CopierOptions& options);
   ~Copier() override;
@@ -75,7 +76,8 @@ class Copier final : public StreamCopier {
     ByteRange range{0, 0};         // of every page, what is copied; of a store all of it
     std::vector<PageCopy*> pages;  // that were queued, in the launch's order
     bool failed = false;
-    bool recorded = false;
+    bool queued = false;    // something of it may run
+    bool recorded = false;  // its event lies behind all that does
   };
   struct Direction {
     Path path = Path::kPieces;
@@ -86,6 +88,7 @@ class Copier final : public StreamCopier {
 
   Direction& direction(Lane lane) { return directions_[lane == Lane::kOffload ? 0 : 1]; }
   void check(const DevicePool& device) const;
+  unsigned blocks_of(double processor_share) const;
   void make_places(Direction& direction);
   void queue(Lane lane, Direction& direction, Place& place);
   void queue_pieces(Lane lane, Direction& direction, Place& place, bool as_list);
@@ -93,8 +96,10 @@ class Copier final : public StreamCopier {
   void queue_staged(Lane lane, Direction& direction, Place& place);
   void queue_runs(Lane lane, Direction& direction, Place& place);
   void launch(Way way, Direction& direction, Place& place, const std::byte* staging);
+  void record_end(Direction& direction, Place& place);
   void settle(Lane lane, Place& place);
-  void refused(Place& place, const char* what);
+  void fail(Place& place, const char* why) noexcept;
+  void remember(const char* what, const char* why) noexcept;
   bool intact(PageCopy& page) const;
 
   std::shared_ptr<Runtime> runtime_;

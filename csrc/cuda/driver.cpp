@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <fstream>
 
+#include "common/forks.hpp"
 #include "cuda/driver_api.hpp"
 
 namespace kvtier::cuda {
@@ -88,40 +89,72 @@ int numa_node(int domain, int bus, int device) {
 }
 
 void check(const api::Functions& call, api::Result result, const char* what) {
-  if (result != api::kSuccess) throw Error(std::string(what) + ": " + describe(call, result));
+  if (result == api::kSuccess) return;
+  const std::string text = std::string(what) + ": " + describe(call, result);
+  if (api::is_broken(result)) throw Broken(text);
+  if (api::is_of_capture(result)) throw Capturing(text);
+  throw Error(text);
 }
+
+// While it lives, the calling thread may do what an engine that captures a graph, on this thread or another, would not
+// have it do by default: look at events, pin memory, load code. None of that is of what is captured. Without this the
+// driver refuses the call and spoils the engine's graph.
+struct Relaxed {
+  explicit Relaxed(const api::Functions& call) : call(call), result(call.exchange_mode(&mode)) {}
+  ~Relaxed() {
+    if (result == api::kSuccess) call.exchange_mode(&mode);
+  }
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+
+  const api::Functions& call;
+  int mode = api::kModeRelaxed;  // then the thread's own
+  const api::Result result;
+};
 
 // The primary context of a device, and the code that was loaded into it; both go where what follows is refused.
 class Primary {
  public:
-  Primary(const api::Functions& call, int ordinal) : call_(call) {
+  Primary(const api::Functions& call, int ordinal) : call_(call), process_(fork_generation()) {
+    const Relaxed relaxed(call_);
+    check(call_, relaxed.result, "cuThreadExchangeStreamCaptureMode");
     check(call_, call_.device_get(&device_, ordinal), "cuDeviceGet");
     check(call_, call_.retain(&context_, device_), "cuDevicePrimaryCtxRetain");
   }
   ~Primary() {
+    if (process_ != fork_generation()) return;  // the parent's
     if (module_ != nullptr) {
       quietly([this] { call_.module_unload(module_); });
     }
+    const Relaxed relaxed(call_);
     call_.release(device_);
   }
   Primary(const Primary&) = delete;
   Primary& operator=(const Primary&) = delete;
 
-  // The calling thread may be the engine's, with a context of its own: it gets that back.
-  struct Current {
-    explicit Current(const Primary& primary) : call(primary.call_) {
-      check(call, call.push(primary.context_), "cuCtxPush");
+  // The calling thread may be the engine's, with a context and a mode of its own: it gets both back.
+  class Current {
+   public:
+    explicit Current(const Primary& primary) : relaxed_(primary.in_its_process()) {
+      check(primary.call_, relaxed_.result, "cuThreadExchangeStreamCaptureMode");
+      check(primary.call_, primary.call_.push(primary.context_), "cuCtxPush");
     }
     ~Current() {
       api::Context popped;
-      call.pop(&popped);
+      relaxed_.call.pop(&popped);
     }
-    const api::Functions& call;
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+   private:
+    const Relaxed relaxed_;
   };
   // A context that is broken refuses this: nothing is left to be done about it.
   template <class F>
   void quietly(F&& work) const noexcept {
-    if (call_.push(context_) != api::kSuccess) return;
+    if (process_ != fork_generation()) return;
+    const Relaxed relaxed(call_);
+    if (relaxed.result != api::kSuccess || call_.push(context_) != api::kSuccess) return;
     work();
     api::Context popped;
     call_.pop(&popped);
@@ -131,7 +164,13 @@ class Primary {
   api::Module module() const { return module_; }
 
  private:
+  const api::Functions& in_its_process() const {
+    if (process_ == fork_generation()) return call_;
+    throw Error("a CUDA device works only in the process that opened it, not after fork()");
+  }
+
   const api::Functions& call_;
+  const std::uint32_t process_;  // by fork_generation(): a forked child has no use of a context
   api::Device device_ = 0;
   api::Context context_ = nullptr;
   api::Module module_ = nullptr;
@@ -181,18 +220,18 @@ class Driver final : public Runtime {
     const Current current(primary_);
     check(call_.stream_wait(stream, event, 0), "cuStreamWaitEvent");
   }
+  bool record_behind(Event event, Stream engine) override {
+    const Current current(primary_);
+    if (captures(engine)) return false;
+    check(call_.event_record(event, engine), "cuEventRecord");
+    return !captures(engine);  // it may have begun on another thread meanwhile
+  }
   bool done(Event event) override {
     const Current current(primary_);
     const api::Result result = call_.event_query(event);
-    if (result == api::kNotReady) return false;
+    if (result == api::kNotReady || api::is_of_capture(result)) return false;
     check(result, "cuEventQuery");
     return true;
-  }
-  bool captures(Stream stream) override {
-    const Current current(primary_);
-    int status = 0;
-    check(call_.stream_capturing(stream, &status), "cuStreamIsCapturing");
-    return status != 0;
   }
 
   void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
@@ -283,6 +322,13 @@ class Driver final : public Runtime {
 
   static api::Pointer pointer(const void* memory) { return reinterpret_cast<api::Pointer>(memory); }
   void check(api::Result result, const char* what) const { cuda::check(call_, result, what); }
+  bool captures(Stream stream) const {
+    int status = 0;
+    const api::Result result = call_.stream_capturing(stream, &status);
+    if (result == api::kCaptureImplicit) return true;  // the default stream, which would have a part in another's
+    check(result, "cuStreamIsCapturing");
+    return status != 0;
+  }
   int attribute(int which) const {
     int value = 0;
     check(call_.device_attribute(&value, which, primary_.device()), "cuDeviceGetAttribute");

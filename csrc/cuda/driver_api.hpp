@@ -15,7 +15,22 @@ using Module = struct ModuleTag*;
 using Function = struct FunctionTag*;
 using Pointer = unsigned long long;
 
-inline constexpr Result kSuccess = 0, kNotReady = 600;
+inline constexpr Result kSuccess = 0, kOutOfMemory = 2, kNotReady = 600, kUnknown = 999;
+// Refusals that have to do with a capture into a graph, from the first to the last.
+inline constexpr Result kCaptureUnsupported = 900, kCaptureInvalidated = 901, kCaptureUnjoined = 904,
+                        kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907,
+                        kCaptureWrongThread = 908;
+constexpr bool is_of_capture(Result result) { return result >= kCaptureUnsupported && result <= kCaptureWrongThread; }
+// After these nothing runs in the context any more: cuda.h says so of each, or that the driver or context is gone.
+inline constexpr Result kBroken[] = {4, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911};
+constexpr bool is_broken(Result result) {
+  for (const Result each : kBroken) {
+    if (result == each) return true;
+  }
+  return false;
+}
+// What a thread may do while something is being captured: in relaxed mode all but what has to do with it.
+inline constexpr int kModeGlobal = 0, kModeThreadLocal = 1, kModeRelaxed = 2;
 inline constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
 inline constexpr unsigned kHostPortable = 1, kHostDeviceMap = 2;
 inline constexpr int kProcessors = 16, kPciBus = 33, kPciDevice = 34, kPciDomain = 50, kMajor = 75, kMinor = 76,
@@ -54,6 +69,7 @@ struct CopyAttributes {
   X(stream_wait, "cuStreamWaitEvent", (Stream, Event, unsigned))                                              \
   X(stream_finish, "cuStreamSynchronize", (Stream))                                                           \
   X(stream_capturing, "cuStreamIsCapturing", (Stream, int*))                                                  \
+  X(exchange_mode, "cuThreadExchangeStreamCaptureMode", (int*))                                               \
   X(event_create, "cuEventCreate", (Event*, unsigned))                                                        \
   X(event_destroy, "cuEventDestroy_v2", (Event))                                                              \
   X(event_record, "cuEventRecord", (Event, Stream))                                                           \

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "common/forks.hpp"
+
 namespace kvtier::cuda {
 namespace {
 
@@ -50,7 +52,7 @@ std::vector<Emulated::Use> uses_of(Kernel kernel, const PageLaunch& launch, unsi
 }  // namespace
 
 Emulated::Emulated(std::uint64_t seed, bool watch, const Faults& faults)
-    : watch_(watch), faults_(faults), random_(seed) {
+    : watch_(watch), faults_(faults), process_(fork_generation()), random_(seed) {
   facts_.name = "an emulated device";
   facts_.processors = 132;
   facts_.batches = facts_.emulated = true;
@@ -80,6 +82,7 @@ Emulated::Queue& Emulated::queue_of(Stream stream) {
 
 // Every call that the driver may refuse, or let wait, begins here.
 std::unique_lock<std::mutex> Emulated::entered() {
+  if (process_ != fork_generation()) throw Error("an emulated device works only in its own process, not after fork()");
   std::unique_lock lock(mutex_);
   ++stalled_;
   changed_.wait(lock, [&] { return !stalls_; });
@@ -212,9 +215,13 @@ bool Emulated::done(Event event) {
   return true;
 }
 
-bool Emulated::captures(Stream stream) {
-  const auto lock = entered();
-  return queue_of(stream).captured;
+bool Emulated::record_behind(Event event, Stream engine) {
+  {
+    const auto lock = entered();
+    if (queue_of(engine).captured) return false;
+  }
+  record(event, engine);
+  return true;
 }
 
 void Emulated::capture(Stream stream, bool on) {

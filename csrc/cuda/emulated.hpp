@@ -53,8 +53,8 @@ class Emulated final : public Runtime {
   void free_event(Event event) noexcept override;
   void record(Event event, Stream stream) override;
   void wait(Stream stream, Event event) override;
+  bool record_behind(Event event, Stream engine) override;
   bool done(Event event) override;
-  bool captures(Stream stream) override;
   void copy(void* to, const void* from, std::size_t bytes, Stream stream) override;
   void copy_list(const CopyList& list, Stream stream) override;
   void launch(Kernel kernel, const PageLaunch& launch, unsigned blocks, Stream stream) override;
@@ -128,6 +128,7 @@ class Emulated final : public Runtime {
 
   const bool watch_;
   const Faults faults_;
+  const std::uint32_t process_;  // by fork_generation(): a forked child has not the thread
   DeviceFacts facts_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;

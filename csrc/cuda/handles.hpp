@@ -1,21 +1,36 @@
 // What a runtime has made, each with one owner: it is given back also where what follows is refused.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <exception>
 #include <memory>
+#include <thread>
 
 #include "cuda/runtime.hpp"
 
 namespace kvtier::cuda {
 
-// What was queued on the stream has ended before it goes: then nothing touches the memory of its copies any more.
+// What was queued on the stream has ended before it goes: then nothing touches the memory of its copies any more. A
+// refusal does not tell that, so the driver is asked again; not for ever, since a stream that it no longer knows (the
+// process may have reset the device) is refused each time.
 struct FreeStream {
+  static constexpr int kTries = 2000;  // a millisecond apart
   void operator()(Stream stream) const noexcept {
-    try {
-      runtime->finish(stream);
-    } catch (...) {  // a context that refuses this is broken, and runs nothing any more
+    for (int tries = 0; tries < kTries && !finished(stream); ++tries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     runtime->free_stream(stream);
+  }
+  bool finished(Stream stream) const noexcept {
+    try {
+      runtime->finish(stream);
+      return true;
+    } catch (const Broken&) {  // it runs nothing any more
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
   }
   Runtime* runtime = nullptr;
 };

@@ -1,18 +1,20 @@
 #include "cuda/measure.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <vector>
 
 namespace kvtier::cuda {
 
 double measure(Copier& copier, Lane lane, std::span<const Slot> slots, std::span<const Slot> pages, unsigned rounds,
-               std::size_t page_bytes) {
+               std::size_t page_bytes, std::chrono::nanoseconds limit) {
   const std::size_t each = std::clamp<std::size_t>(copier.batch_bytes() / page_bytes, 1, kLaunchPages);
   const unsigned places = copier.places();
   std::vector<std::vector<PageCopy>> batches(places);
   const auto end = [&](unsigned place) {
+    const auto until = std::chrono::steady_clock::now() + limit;
     while (!copier.ended(lane, place)) {
+      if (std::chrono::steady_clock::now() < until) continue;
+      throw Error("a copy that was measured did not end in time: " + copier.note());
     }
     for (const PageCopy& page : batches[place]) {
       if (page.status != PageStatus::kOk) throw Error("a copy that was measured failed: " + copier.note());

@@ -14,10 +14,21 @@
 
 namespace kvtier::cuda {
 
-// What the driver said, with the call that it said it of.
+// What the driver said, with the call that it said it of. It tells nothing of what was queued before: that may still
+// run.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+// The context is broken or gone for good, and with it all that was queued: nothing of that runs any more.
+class Broken final : public Error {
+ public:
+  using Error::Error;
+};
+// Refused because somebody's work is being captured into a graph: the same may pass once that has ended.
+class Capturing final : public Error {
+ public:
+  using Error::Error;
 };
 
 using Stream = struct StreamTag*;  // the driver's CUstream, also the engine's own; null is its default stream
@@ -33,6 +44,11 @@ struct CopyList {
     to.push_back(reinterpret_cast<std::uintptr_t>(destination));
     from.push_back(reinterpret_cast<std::uintptr_t>(source));
     bytes.push_back(size);
+  }
+  void reserve(std::size_t copies) {
+    to.reserve(copies);
+    from.reserve(copies);
+    bytes.reserve(copies);
   }
   void clear() {
     to.clear();
@@ -52,7 +68,8 @@ struct DeviceFacts {
   bool emulated = false;
 };
 
-// Every method throws Error when the driver refuses, and may be called from any thread.
+// Every method throws Error when the driver refuses, and may be called from any thread; none breaks what the engine
+// captures into a graph meanwhile, on this thread or another.
 class Runtime {
  public:
   virtual ~Runtime() = default;
@@ -64,8 +81,10 @@ class Runtime {
   virtual void free_event(Event event) noexcept = 0;
   virtual void record(Event event, Stream stream) = 0;
   virtual void wait(Stream stream, Event event) = 0;  // for what the event was recorded after last
-  virtual bool done(Event event) = 0;
-  virtual bool captures(Stream stream) = 0;  // its work is being recorded into a graph
+  // Records behind the work of a stream of the engine's. False: that is being captured into a graph, in which no stream
+  // of ours may have a part; the event is not to be waited for.
+  virtual bool record_behind(Event event, Stream engine) = 0;
+  virtual bool done(Event event) = 0;  // false: not yet, as far as the driver can tell now
 
   virtual void copy(void* to, const void* from, std::size_t bytes, Stream stream) = 0;
   virtual void copy_list(const CopyList& list, Stream stream) = 0;  // where facts().batches

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -28,6 +29,7 @@ StreamExecutor::StreamExecutor(Scheduler& scheduler, HostArena& host, std::uniqu
   for (int i = 0; i < 2; ++i) {
     lanes_[i].lane = kCopyLanes[i];
     lanes_[i].batches.resize(copier_->places());
+    lanes_[i].under_way.reserve(copier_->places());
     for (unsigned place = copier_->places(); place-- > 0;) lanes_[i].free.push_back(place);
   }
   thread_ = std::thread([this] { run(); });
@@ -46,12 +48,28 @@ void StreamExecutor::join() {
 bool StreamExecutor::put_behind(std::uintptr_t stream, std::shared_ptr<DeviceFence>* fence) {
   try {
     *fence = copier_->fence(stream);
+    if (refused_.load(std::memory_order_relaxed)) accept();
     return true;
-  } catch (const std::runtime_error& error) {  // in the engine's own step, which it must not end
-    const std::lock_guard lock(note_mutex_);
-    note_ = std::string("transfers are refused: ") + error.what();
+  } catch (const std::exception& error) {  // in the engine's own step, which it must not end
+    refuse(error.what());
     return false;
   }
+}
+
+void StreamExecutor::refuse(const char* why) noexcept {
+  const std::lock_guard lock(note_mutex_);
+  refused_.store(true, std::memory_order_relaxed);
+  try {
+    note_ = std::string("transfers are refused: ") + why;
+  } catch (const std::bad_alloc&) {
+    note_ = "out of memory";  // short enough to need none
+  }
+}
+
+void StreamExecutor::accept() noexcept {
+  const std::lock_guard lock(note_mutex_);
+  refused_.store(false, std::memory_order_relaxed);
+  note_.clear();
 }
 
 std::string StreamExecutor::note() const {
@@ -113,7 +131,7 @@ bool StreamExecutor::reap(Lanes& lanes) {
     PageBatch& batch = lanes.batches[place];
     batch.conclude(host_);
     scheduler_.finish(batch.chunk, batch.status);
-    lanes.under_way.pop_front();
+    lanes.under_way.erase(lanes.under_way.begin());
     lanes.free.push_back(place);
     any = true;
   }

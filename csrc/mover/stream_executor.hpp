@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -34,10 +33,14 @@ class StreamExecutor {
   struct Lanes {
     Lane lane;
     std::vector<PageBatch> batches;  // one for each place
-    std::deque<unsigned> under_way;  // places, oldest first
+    // Places; there is room for all in both, so that the thread which serves them needs no memory.
+    std::vector<unsigned> under_way;  // oldest first
     std::vector<unsigned> free;
   };
 
+  // What note() says of transfers, until the next one is taken.
+  void refuse(const char* why) noexcept;
+  void accept() noexcept;
   void run();
   bool reap(Lanes& lanes);
   bool fill();
@@ -53,6 +56,7 @@ class StreamExecutor {
   const bool woken_;  // the copier tells of ends
   Lanes lanes_[2];
   std::atomic<bool> stuck_{false};
+  std::atomic<bool> refused_{false};  // the last transfer was
   mutable std::mutex note_mutex_;
   std::string note_;
   std::thread thread_;

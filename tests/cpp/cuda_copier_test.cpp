@@ -1,5 +1,7 @@
 // The copier over an emulated device: every path, every order that the driver's rules allow, and what happens when one
 // wait is left out. See csrc/cuda/emulated.hpp for what is watched, and cuda_order_test.cpp for each promise of order.
+#include <cmath>
+
 #include "cuda/driver.hpp"
 #include "device_rig.hpp"
 
@@ -160,6 +162,7 @@ TEST_CASE("a transfer is refused while the engine's stream is captured, and acce
   rig.runtime->capture(rig.engine, false);
   rig.queue_write(slots, 1);
   REQUIRE(rig.submit(1, {D, H}, slots, slots) == Submit::kAccepted);
+  CHECK(rig.mover->stats().device_note.empty());  // that was then
   CHECK(hop(rig.next(1), 0) == all(PageStatus::kOk, 2));
 }
 
@@ -185,15 +188,53 @@ TEST_CASE("options and memory that make no sense are named") {
   const auto runtime = std::make_shared<Emulated>();
   const auto pinned = std::make_shared<PinnedArena>(runtime, host);
   CopierOptions options;
-  options.processor_share = 0;
-  CHECK_THROWS_WITH_AS(Copier(runtime, device, host, pinned, options), doctest::Contains("processor_share"),
-                       std::invalid_argument);
+  for (const double share : {0.0, -1.0, 1.5, 1e30, -1e30, std::nan("")}) {
+    options.processor_share = share;
+    CHECK_THROWS_WITH_AS(Copier(runtime, device, host, pinned, options), doctest::Contains("processor_share"),
+                         std::invalid_argument);
+  }
   options.processor_share = 0.08;
   options.places = 0;
   CHECK_THROWS_WITH_AS(Copier(runtime, device, host, pinned, options), doctest::Contains("places"),
                        std::invalid_argument);
   options.places = 1;
   CHECK(Copier(runtime, device, host, pinned, options).blocks() == 10);  // 8 % of 132
+  HostArena other(1, 4096), small(1, 512);
+  CHECK_THROWS_WITH_AS(Copier(runtime, device, other, pinned, options), doctest::Contains("pinned: another arena's"),
+                       std::invalid_argument);
+  const auto pinned_small = std::make_shared<PinnedArena>(runtime, small);
+  CHECK_THROWS_WITH_AS(Copier(runtime, device, small, pinned_small, options),
+                       doctest::Contains("device pages have 4096 bytes, host pages 512"), std::invalid_argument);
+}
+
+TEST_CASE("an arena is pinned in chunks for which no engine's step waits long, and of a page at least") {
+  const auto runtime = std::make_shared<Emulated>();
+  for (const std::size_t page : {std::size_t{4096}, std::size_t{3} << 20, std::size_t{8} << 20}) {
+    CAPTURE(page);
+    const HostArena host(3, page);
+    const PinnedArena pinned(runtime, host);
+    pinned.wait();
+    CHECK(pinned.pinned() == 3);
+    CHECK(pinned.chunk_pages() * page <= std::max<std::size_t>(page, 4 << 20));
+  }
+}
+
+TEST_CASE("any number of threads may wait until an arena is pinned") {
+  const auto runtime = std::make_shared<Emulated>();
+  const HostArena host(4, 4096);
+  runtime->stall();
+  const PinnedArena pinned(runtime, host, 4096);
+  while (runtime->stalled() == 0) std::this_thread::yield();
+  std::vector<std::thread> waiting;
+  for (int i = 0; i < 3; ++i) {
+    waiting.emplace_back([&] {
+      pinned.wait();
+      CHECK(pinned.pinned() == 4);
+    });
+  }
+  runtime->stall(false);
+  for (std::thread& each : waiting) each.join();
+  pinned.wait();
 }
 
 TEST_CASE("without a driver there is a reason and no device") {

@@ -3,8 +3,6 @@
 #include "cuda/measure.hpp"
 #include "cuda/single_page.hpp"
 #include "device_rig.hpp"
-// after runtime.hpp, whose names it uses
-#include "cuda/driver_api.hpp"
 
 using namespace kvtier;
 using namespace kvtier::test;
@@ -135,90 +133,30 @@ TEST_CASE("a copier goes only when the driver's thread has made its last call") 
 
 // ---- the driver's own functions, played ----------------------------------------------------------------------------
 
-namespace {
-
-// One context and what is loaded into it. Call `refused` fails, and once `broken` every push does.
-struct Played {
-  int contexts = 0, modules = 0, pushed = 0;
-  std::uint64_t calls = 0, refused = 0;
-  bool broken = false;
-
-  cuda::api::Result next() { return ++calls == refused ? 999 : cuda::api::kSuccess; }
-};
-Played played;
-
-template <class... Arguments>
-cuda::api::Result answer(Arguments...) {
-  return played.next();
-}
-
-cuda::api::Functions functions() {
-  namespace api = cuda::api;
-  api::Functions call;
-  call.device_get = answer;
-  call.device_name = answer;
-  call.device_attribute = answer;
-  call.stream_range = answer;
-  call.module_function = answer;
-  call.retain = [](api::Context*, api::Device) {
-    const api::Result result = played.next();
-    played.contexts += result == api::kSuccess;
-    return result;
-  };
-  call.release = [](api::Device) {
-    --played.contexts;
-    return api::kSuccess;
-  };
-  call.push = [](api::Context) {
-    const api::Result result = played.broken ? 999 : played.next();
-    played.pushed += result == api::kSuccess;
-    return result;
-  };
-  call.pop = [](api::Context*) {
-    --played.pushed;
-    return api::kSuccess;
-  };
-  call.module_load = [](api::Module* module, const void*) {
-    const api::Result result = played.next();
-    played.modules += result == api::kSuccess;
-    if (result == api::kSuccess) *module = reinterpret_cast<api::Module>(&played);
-    return result;
-  };
-  call.module_unload = [](api::Module) {
-    --played.modules;
-    return api::kSuccess;
-  };
-  return call;
-}
-
-}  // namespace
-
 TEST_CASE("a device that cannot be opened has nothing loaded and no context held, whatever the driver refuses") {
-  const cuda::api::Functions call = functions();
-  const std::vector<std::byte> image(1);
   bool passed = false;
-  for (std::uint64_t refused = 1; !passed; ++refused) {
+  for (std::uint64_t refused = 0; !passed; ++refused) {
     REQUIRE(refused < 100);
     CAPTURE(refused);
-    played = {};
-    played.refused = refused;
+    PlayedDriver driver(std::make_shared<Emulated>());
+    driver.refuse("", cuda::api::kUnknown, refused, 1);
     passed = passes([&] {
-      const auto device = open_device(call, 13000, 0, image);
-      played.refused = 0;
+      const auto device = driver.open();
+      driver.relent();
     });
-    CHECK(played.contexts == 0);
-    CHECK(played.modules == 0);
-    CHECK(played.pushed == 0);
+    CHECK(driver.contexts() == 0);
+    CHECK(driver.modules() == 0);
+    CHECK(PlayedDriver::pushed() == 0);
+    CHECK(PlayedDriver::mode() == cuda::api::kModeGlobal);
   }
 }
 
 TEST_CASE("closing a device whose context is broken leaves the calling thread's own context where it is") {
-  const cuda::api::Functions call = functions();
-  const std::vector<std::byte> image(1);
-  played = {};
-  auto device = open_device(call, 13000, 0, image);
-  played.broken = true;
+  PlayedDriver driver(std::make_shared<Emulated>());
+  auto device = driver.open();
+  driver.refuse("cuCtxPushCurrent", cuda::api::kBroken[0]);
   device.reset();
-  CHECK(played.pushed == 0);
-  CHECK(played.contexts == 0);
+  CHECK(PlayedDriver::pushed() == 0);
+  CHECK(PlayedDriver::mode() == cuda::api::kModeGlobal);
+  CHECK(driver.contexts() == 0);
 }

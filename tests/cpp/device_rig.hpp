@@ -12,6 +12,7 @@
 #include "cuda/copier.hpp"
 #include "cuda/emulated.hpp"
 #include "mover_rig.hpp"
+#include "played_driver.hpp"
 
 namespace kvtier::test {
 
@@ -23,24 +24,33 @@ inline constexpr Path kAllPaths[] = {Path::kPieces, Path::kBatch, Path::kDirect,
 struct DeviceRig {
   static constexpr Slot kSlots = 48;
 
+  // How the copier reaches the device: as its own runtime, or through the driver's functions.
+  enum class Through { kNothing, kDriver };
+
   explicit DeviceRig(CopierOptions options = {}, std::size_t part = 4096, std::uint64_t seed = 1,
-                     const EmulatedFaults& faults = {}, MoverOptions mover_options = {})
-      : part(part), memory(3 * part * kSlots), runtime(std::make_shared<Emulated>(seed, true, faults)) {
+                     const EmulatedFaults& faults = {}, MoverOptions mover_options = {},
+                     Through through = Through::kNothing)
+      : part(part), memory(3 * part * kSlots), runtime(std::make_shared<Emulated>(seed, true, faults)), link(runtime) {
+    if (through == Through::kDriver) {
+      driver = std::make_unique<PlayedDriver>(runtime);
+      link = driver->open();
+    }
     std::vector<Segment> segments;
     for (std::size_t s = 0; s < 3; ++s) segments.push_back({memory.data() + s * part * kSlots, part, part});
     device = std::make_unique<DevicePool>(segments, kSlots);
     host = std::make_unique<HostArena>(kSlots, 3 * part);
-    pinned = std::make_shared<PinnedArena>(runtime, *host, 5 * host->page_bytes());
+    pinned = std::make_shared<PinnedArena>(link, *host, 5 * host->page_bytes());
     pinned->wait();
     options.batch_bytes = std::min(options.batch_bytes, 4 * 3 * part);  // several batches for a transfer
     engine = runtime->make_stream();
     mover = std::make_unique<Mover>(device.get(), host.get(), nullptr, mover_options,
-                                    std::make_unique<Copier>(runtime, *device, *host, pinned, options));
+                                    std::make_unique<Copier>(link, *device, *host, pinned, options));
     offload = runtime->streams()[1], onboard = runtime->streams()[2];
   }
   ~DeviceRig() {
     mover.reset();
     pinned.reset();
+    link.reset();
     runtime->run_out();
     runtime->free_stream(engine);
     CHECK(runtime->allocated() == 0);
@@ -124,6 +134,8 @@ struct DeviceRig {
   std::size_t part;
   std::vector<std::byte> memory;
   std::shared_ptr<Emulated> runtime;
+  std::unique_ptr<PlayedDriver> driver;
+  std::shared_ptr<Runtime> link;
   std::unique_ptr<DevicePool> device;
   std::unique_ptr<HostArena> host;
   std::shared_ptr<PinnedArena> pinned;

@@ -163,6 +163,70 @@ def test_a_step_captured_in_a_graph_is_waited_for_when_it_is_replayed(device: _c
     assert mover.close()
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("host_calls", [False, True])
+def test_transfers_and_pinning_go_on_while_a_graph_is_captured_and_it_is_whole(
+    device: _core.CudaDevice, path: str, host_calls: bool
+) -> None:
+    """In the mode of capture that torch takes, in which no thread may look at an event or pin memory by default."""
+    slots, part = 16, 1 << 18
+    memory = torch.zeros(slots, part, dtype=torch.uint8, device="cuda")
+    count = torch.zeros(1, dtype=torch.int64, device="cuda")
+    pool = _core.DevicePool([(memory.data_ptr() + at, part, part // 4) for at in range(0, part, part // 4)], slots)
+    arena, other = _core.HostArena(slots, part), _core.HostArena(128, 1 << 20)
+    pinned = _core.PinnedArena(device, arena)
+    pinned.wait()
+    copies = _core.CudaCopies(device, pinned, offload=path, onboard=path, host_calls=host_calls)
+    mover = _core.Mover(pool, arena, None, cuda=copies)
+    every = np.arange(slots, dtype=np.uint32)
+    graph, side, work = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.Stream()
+
+    def step(value: int) -> None:
+        """The engine's, which takes some 0.1 s, on a stream that is not captured."""
+        with torch.cuda.stream(work):
+            torch.cuda._sleep(200_000_000)
+            memory.fill_(value)
+
+    def move(ticket: int, way: list[_core.Tier]) -> None:
+        with torch.cuda.stream(work):
+            submit(mover, ticket, way, np.stack([every, every]))
+
+    with torch.cuda.stream(side):  # every kernel once, so that none is loaded during the capture
+        count.add_(0)
+    step(1)
+    move(1, [D, H])
+    assert (finish(mover) == 1).all()
+    step(2)
+    move(2, [D, H])  # under way when the capture begins
+    with torch.cuda.stream(side):
+        graph.capture_begin(capture_error_mode="global")
+        count.add_(1)
+        late = _core.PinnedArena(device, other)
+        assert (finish(mover) == 1).all()
+        assert (arena.page(5) == 2).all()
+        step(3)
+        move(3, [D, H])  # begun and ended during the capture
+        assert (finish(mover) == 1).all()
+        assert (arena.page(5) == 3).all()
+        step(4)
+        move(4, [H, D])
+        assert (finish(mover) == 1).all()
+        late.wait()
+        assert late.pinned == 128, late.note()
+        page = np.zeros(arena.page_bytes, np.uint8)
+        device.read_page(pool, 5, page, int(work.cuda_stream))
+        assert (page[:part] == 3).all()
+        refused = mover.submit(9, [D, H], np.stack([every, every]), np.zeros((slots, 176), np.uint8), 0, 0.0, stream())
+        graph.capture_end()
+    assert not refused
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert count.item() == 3
+    assert (memory == 3).all().item()
+    assert mover.close()
+
+
 def test_memory_of_the_host_is_no_device_pool(device: _core.CudaDevice) -> None:
     memory = np.zeros(1 << 16, np.uint8)
     pool = _core.DevicePool([(memory.ctypes.data, 1 << 16, 1 << 16)], 1)

@@ -172,6 +172,93 @@ print("others ran")
     assert done.stdout == "others ran\n", done.stderr
 
 
+FORKED = """
+import signal
+alone, device, arena = _core.CudaDevice.emulated(), _core.CudaDevice.emulated(), _core.HostArena(2, 4096)
+memory, page = np.zeros(8192, np.uint8), np.zeros(4096, np.uint8)
+pool = _core.DevicePool([(memory.ctypes.data, 4096, 4096)], 2, memory)
+pinned = _core.PinnedArena(device, arena)
+pinned.wait()
+mover = _core.Mover(pool, arena, None, cuda=_core.CudaCopies(device, pinned))
+device.stall()
+late = _core.PinnedArena(device, arena)
+while not device.stalled:
+    time.sleep(0.001)
+
+def says_fork(call):
+    try:
+        call()
+    except (_core.CudaError, RuntimeError) as error:
+        return "fork()" in str(error)
+    return False
+
+child = os.fork()
+if not child:
+    signal.alarm(20)  # whoever hangs is ended
+    good = ACTION
+    os._exit(0 if good else 3)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+device.stall(False)
+late.wait()
+assert device.owns(0) == ""
+print("child", status)
+"""
+
+
+@pytest.mark.parametrize(
+    "action",
+    ["all(globals().pop(name) for name in ('mover', 'late', 'pinned', 'device', 'alone'))", "says_fork(device.make_stream)",
+     "says_fork(late.wait)", "says_fork(lambda: device.read_page(pool, 0, page))"],
+)  # fmt: skip
+def test_a_forked_child_lets_a_device_go_at_once_and_is_refused_its_use(action: str) -> None:
+    """The threads that play the device and pin the arena are the parent's, and one of them holds a lock."""
+    done = in_child(WATCHED + FORKED.replace("ACTION", action))
+    assert done.stdout == "child 0\n", (done.stdout, done.stderr)
+
+
+def test_what_is_measured_is_what_was_found_right() -> None:
+    """Others run during a measurement, and may write to the arrays that it was given."""
+    done = in_child(
+        WATCHED
+        + """
+device = _core.CudaDevice.emulated()
+memory, slots, pages = np.zeros(8192, np.uint8), np.zeros(1, np.uint32), np.zeros(1, np.uint32)
+pool, arena = _core.DevicePool([(memory.ctypes.data, 4096, 4096)], 2, memory), _core.HostArena(2, 4096)
+pinned = _core.PinnedArena(device, arena)
+pinned.wait()
+copies = _core.CudaCopies(device, pinned)
+device.stall()
+asking = threading.Thread(target=lambda: _core.measure_path(copies, pool, arena, True, slots, pages, 1))
+asking.start()
+while not device.stalled:
+    time.sleep(0.001)
+slots[0] = pages[0] = 2**30
+device.stall(False)
+asking.join()
+print(device.races())
+"""
+    )
+    assert done.stdout == "[]\n", (done.returncode, done.stderr)
+
+
+def test_pools_and_arenas_that_do_not_belong_together_are_refused_by_name() -> None:
+    device = _core.CudaDevice.emulated()
+    memory, slots = np.zeros(8192, np.uint8), np.zeros(1, np.uint32)
+    pool = _core.DevicePool([(memory.ctypes.data, 4096, 4096)], 2, memory)
+    arena, other, small = _core.HostArena(2, 4096), _core.HostArena(2, 4096), _core.HostArena(2, 512)
+    of_arena, of_small = (_core.CudaCopies(device, _core.PinnedArena(device, each)) for each in (arena, small))
+    with pytest.raises(ValueError, match="device pages have 4096 bytes, host pages 512: they must be equal"):
+        _core.measure_path(of_small, pool, small, True, slots, slots, 1)
+    with pytest.raises(ValueError, match="pinned: another arena's memory"):
+        _core.measure_path(of_arena, pool, other, True, slots, slots, 1)
+    with pytest.raises(ValueError, match="pinned: another arena's memory"):
+        _core.Mover(pool, other, None, cuda=of_arena)
+    for share in (float("nan"), 1e30, 0.0):
+        copies = _core.CudaCopies(device, _core.PinnedArena(device, arena), processor_share=share)
+        with pytest.raises(ValueError, match="processor_share"):
+            _core.Mover(pool, arena, None, cuda=copies)
+
+
 def test_two_threads_may_make_the_first_array_of_a_kind_at_once() -> None:
     """Where the first one's look for numpy lets the second have its turn."""
     done = in_child(
