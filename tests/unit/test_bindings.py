@@ -205,11 +205,15 @@ print("child", status)
 """
 
 
-@pytest.mark.parametrize(
-    "action",
-    ["all(globals().pop(name) for name in ('mover', 'late', 'pinned', 'device', 'alone'))", "says_fork(device.make_stream)",
-     "says_fork(late.wait)", "says_fork(lambda: device.read_page(pool, 0, page))"],
-)  # fmt: skip
+ACTIONS = {
+    "lets all go": "all(globals().pop(name) for name in ('mover', 'late', 'pinned', 'device', 'alone'))",
+    "makes a stream": "says_fork(device.make_stream)",
+    "waits for pinning": "says_fork(late.wait)",
+    "reads a page": "says_fork(lambda: device.read_page(pool, 0, page))",
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS.keys())
 def test_a_forked_child_lets_a_device_go_at_once_and_is_refused_its_use(action: str) -> None:
     """The threads that play the device and pin the arena are the parent's, and one of them holds a lock."""
     done = in_child(WATCHED + FORKED.replace("ACTION", action))
