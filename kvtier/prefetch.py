@@ -21,12 +21,11 @@ names is looked at in a step of the engine: one that cannot be read is dropped t
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass
+from heapq import heappop
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +33,7 @@ import numpy as np
 from kvtier import arguments
 from kvtier.catalog import DEVICE, HOST, Catalog, Residency, Tier
 from kvtier.choice import ONBOARD, STAGE
+from kvtier.hints import Hint, Hints
 from kvtier.lookup import SCRATCH, Foresee, Lookup
 from kvtier.messages import Priority
 from kvtier.placement import Placement
@@ -60,15 +60,10 @@ _PART_BYTES = 4 << 20  # of one while the lane's speed is unknown,
 _MOST_BYTES = 256 << 20  # and ever
 _WORTH = 4  # of what it lacks the most urgent hint takes a part of one in so many or more
 _LIMIT = 4096  # hints
-_SWEEP = 64  # stale entries that are too few to be swept
 _A_STEP = 2  # hints that are looked for, brought a part of, given up or sent on in one step of the engine,
 _IDLE_STEP = 8  # and in one in which it waits anyhow
 _UNSEEN = 4  # that are given up at a time where they were never looked for, which is little to do
 _SOON = 0.25  # seconds before its expected start from which a request's pages go on to the device: some steps
-
-
-def _nothing(request: int, lost: bool) -> tuple[list[int], list[int]]:
-    return [], []
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +74,6 @@ class Prefetched:
     staged: int
     """How many of them have been sent on their way from disk to host memory."""
     ticket: int
-
-
-@dataclass(slots=True, eq=False)
-class _Expected:
-    name: str
-    foresee: Foresee
-    due: float
-    request: int
-    wanted: list[int] | None = None
-    """Nodes that are on disk only, held by ``request``; None: not looked for yet."""
-    found: list[int] = field(default_factory=list)
-    """All its nodes."""
-    lifted: list[int] = field(default_factory=list)
-    """Those that were sent on to the device."""
-    issued: int = 0
-    turn: int = 0
-    """Which of its entries in the heaps counts: the one that was pushed last."""
-    soon: bool = False
-    """Whether it waits for its turn to go on to the device."""
-    rests: bool = False
-    """Whether no more is ordered for it until it is scheduled anew."""
-    tickets: set[int] = field(default_factory=set)
 
 
 class Prefetcher:
@@ -131,14 +104,10 @@ class Prefetcher:
         self._held = 0  # of it, by pages that were brought and not used yet
         self._device_room = device if Tier.HOST in slots else 0
         self._lifted = 0  # of it, by pages that were sent on and not used yet
-        self.expected: dict[str, _Expected] = {}
+        self._hints = Hints(lifts=self._device_room > 0)
+        self.expected = self._hints.by_name
         """The hints, by name; while there are some :meth:`pump` has something to look at."""
-        self._turns = itertools.count()
-        self._by_ticket: dict[int, _Expected] = {}
-        self._urgent: list[tuple[float, int, _Expected]] = []  # heaps by expected start, with stale entries:
-        self._overdue: list[tuple[float, int, _Expected]] = []  # those to be served, all,
-        self._coming: list[tuple[float, int, _Expected]] = []  # and those that will go on to the device,
-        self._soon: deque[_Expected] = deque()  # which these do when all of theirs is in host memory
+        self._by_ticket: dict[int, Hint] = {}
         self._rests = False
         self._turn = 0  # of _DUTIES
         self._step = 0.0  # seconds that one takes
@@ -160,15 +129,14 @@ class Prefetcher:
         if not self.expected:
             self._stepped = None
         if (self._room or self._device_room) and len(self.expected) < _LIMIT:
-            expected = self.expected[name] = _Expected(name, foresee, due, self._new_request())
-            self._schedule(expected)
+            self._hints.schedule(Hint(name, foresee, due, self._new_request()))
 
     def reschedule(self, name: str, due: float) -> None:
         """It will start at another time; a name that is not expected is no error."""
         expected = self.expected.get(name)
         if expected is not None and expected.due != due:
             expected.due = due
-            self._schedule(expected)
+            self._hints.schedule(expected)
 
     def reorder(self, within: Mapping[str, float]) -> None:
         """They will start in so many seconds from now; ValueError, and nothing has changed, for what is none."""
@@ -207,36 +175,13 @@ class Prefetcher:
             self.blocks["late"] += int(np.count_nonzero(~there))
         self._forget(expected)
 
-    def _schedule(self, expected: _Expected) -> None:
-        expected.turn, expected.rests = next(self._turns), False
-        entry = (expected.due, expected.turn, expected)
-        if len(self._overdue) > _SWEEP + 2 * len(self.expected):  # as many stale ones as others
-            self._overdue = [(each.due, each.turn, each) for each in self.expected.values()]
-            heapify(self._overdue)
-            self._urgent = list(self._overdue)
-            self._coming = list(self._overdue) if self._device_room else []
-            return
-        heappush(self._urgent, entry)
-        heappush(self._overdue, entry)
-        if self._device_room:
-            heappush(self._coming, entry)
-
-    def _is_stale(self, entry: tuple[float, int, _Expected]) -> bool:
-        # Not by its time: a request that is put off and back again has two entries of one time.
-        return self.expected.get(entry[2].name) is not entry[2] or entry[2].turn != entry[1]
-
-    def _forget(self, expected: _Expected) -> None:
-        del self.expected[expected.name]
+    def _forget(self, expected: Hint) -> None:
         self._lifted -= len(expected.lifted)
         for ticket in expected.tickets:
             del self._by_ticket[ticket]
         self._held -= expected.issued
         self._catalog.release(expected.request)
-        # Its entries may stay for long, and need none of this.
-        expected.foresee, expected.found, expected.wanted = _nothing, [], None
-        if not self.expected:
-            for waiting in (self._urgent, self._overdue, self._coming, self._soon):
-                waiting.clear()
+        self._hints.forget(expected)
 
     def dismiss_all(self) -> None:
         """Nobody will come."""
@@ -284,7 +229,7 @@ class Prefetcher:
 
     def _give_one_up(self, now: float) -> bool:
         for _ in range(_UNSEEN):
-            expected = self._next_of(self._overdue, now - self._grace)
+            expected = self._hints.take(self._hints.overdue, now - self._grace)
             if expected is None:
                 return False
             self._give_up(expected)
@@ -296,31 +241,23 @@ class Prefetcher:
         return len(self._by_ticket) < _AT_A_TIME and self._issue_next(now)
 
     def _lift_one(self, now: float) -> bool:
-        coming = self._next_of(self._coming, now + _SOON)
+        coming, soon = self._hints.take(self._hints.coming, now + _SOON), self._hints.soon
         if coming is not None and not coming.soon:  # once, however often it is put off and back
             coming.soon = True
-            self._soon.append(coming)
-        for _ in range(min(_A_STEP, len(self._soon))):
-            expected = self._soon.popleft()
-            if self.expected.get(expected.name) is not expected or expected.lifted:
+            soon.append(coming)
+        for _ in range(min(_A_STEP, len(soon))):
+            expected = soon.popleft()
+            if not self._hints.lives(expected) or expected.lifted:
                 continue
             if expected.wanted is None or expected.tickets or expected.issued < len(expected.wanted):
-                self._soon.append(expected)  # not all of it is in host memory yet
+                soon.append(expected)  # not all of it is in host memory yet
             else:
                 expected.soon = False
                 self._lift(expected)
                 return True
         return False
 
-    def _next_of(self, heap: list[tuple[float, int, _Expected]], until: float) -> _Expected | None:
-        """Of those in ``heap`` the next one, if it is due by then."""
-        while heap and (heap[0][0] < until or self._is_stale(heap[0])):
-            entry = heappop(heap)
-            if not self._is_stale(entry):
-                return entry[2]
-        return None
-
-    def _lift(self, expected: _Expected) -> None:
+    def _lift(self, expected: Hint) -> None:
         """Send on to the device what lacks there of a request that will start soon."""
         nodes = self._catalog.lacking(expected.found, HOST, DEVICE)[: self._device_room - self._lifted]
         if nodes:
@@ -329,7 +266,7 @@ class Prefetcher:
             expected.lifted = nodes[:count]
             self._lifted += count
 
-    def _give_up(self, expected: _Expected) -> None:
+    def _give_up(self, expected: Hint) -> None:
         self.blocks["wasted"] += expected.issued
         self._placement.cancel(expected.tickets)
         wanted, lifted = expected.wanted, expected.lifted
@@ -342,11 +279,10 @@ class Prefetcher:
 
     def _issue_next(self, now: float) -> bool:
         """Look for the most urgent hint and order a part of it; False: there is nothing to be done now."""
-        while self._urgent:
-            expected = self._urgent[0][2]
-            over = expected.due + self._grace < now  # it will be given up
-            if over or expected.rests or self._is_stale(self._urgent[0]):
-                heappop(self._urgent)
+        urgent = self._hints.urgent
+        while (expected := self._hints.first(urgent)) is not None:
+            if expected.rests or expected.due + self._grace < now:  # it will be given up
+                heappop(urgent)
                 continue
             looked = expected.wanted is None
             if expected.wanted is None and not self._look(expected):
@@ -358,12 +294,12 @@ class Prefetcher:
             count = min(missing, room, self._part())
             ticket, got = self._load(expected, count) if count else (0, 0)
             if got < count or got == missing or not count:
-                heappop(self._urgent)
+                heappop(urgent)
             if ticket or looked:
                 return True
         return False
 
-    def _look(self, expected: _Expected) -> bool:
+    def _look(self, expected: Hint) -> bool:
         """Find out what it will read; False: it cannot be read, and is forgotten."""
         try:
             expected.found, expected.wanted = expected.foresee(expected.request, self._placement.disk_offline)
@@ -374,7 +310,7 @@ class Prefetcher:
             return False
         return True
 
-    def _load(self, expected: _Expected, count: int) -> tuple[int, int]:
+    def _load(self, expected: Hint, count: int) -> tuple[int, int]:
         assert expected.wanted is not None
         part = expected.wanted[expected.issued : expected.issued + count]
         late = expected.due + self._grace

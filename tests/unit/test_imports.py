@@ -16,7 +16,7 @@ LINES: list[list[str]] = [
     ["manager", "offload", "keyed"],
     ["decoding"],
     ["loading", "foreign_loads", "foreign_waits", "prefetch"],
-    ["gathering"],
+    ["gathering", "hints"],
     ["plane", "relay", "stats", "lookup", "policy", "tail"],
     ["probe", "requests"],
     ["placement", "sequence", "foreign"],

@@ -346,7 +346,7 @@ def test_a_queue_that_is_reordered_at_every_step_is_remembered_once(engine):
     for step in range(200):
         engine.manager.reorder(dict.fromkeys(names, 0.1 + step % 2 / 100))
         engine.manager.poll()
-    assert len(engine.manager._prefetcher._soon) <= len(names)
+    assert len(engine.manager._prefetcher._hints.soon) <= len(names)
 
 
 @pytest.mark.parametrize("bad", [[5] * 200 + [None], [5] * 8 + [-1], [5] * 8 + ["six"], [[1, 2], [3, 4]]])
@@ -384,10 +384,10 @@ def test_what_a_hint_names_is_kept_no_longer_than_the_hint(engine):
         manager.free(f"e{number}")
     gc.collect()
     assert not any(tokens() is not None for tokens in kept)
-    prefetcher = manager._prefetcher
-    assert len(prefetcher._overdue) <= 100, "more than nobody waits for"
+    hints = manager._prefetcher._hints
+    assert len(hints.overdue) <= 100, "entries of those that ended are never swept"
     manager.dismiss("far")
-    assert not any((prefetcher._urgent, prefetcher._overdue, prefetcher._coming, prefetcher._soon))
+    assert not any((hints.urgent, hints.overdue, hints.coming, hints.soon))
 
 
 class Tokens(list):

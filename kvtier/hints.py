@@ -1,0 +1,107 @@
+"""Hints: the requests that were announced, and whose turn it is, by when each is expected to start.
+
+Three queues: of those to be brought into host memory, of those that nobody came for, of those to go on to the device.
+An entry of a hint that has ended, or was scheduled anew, stays in a queue until it is the first there, or until such
+entries are as many as the others; it keeps nothing of what the hint named.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from kvtier.lookup import Foresee
+
+__all__ = ["Hint", "Hints", "Queue"]
+
+_FEW = 64  # entries that are not worth sweeping
+
+
+@dataclass(slots=True, eq=False)
+class Hint:
+    """Of a request: what it will read, and what has been done about it."""
+
+    name: str
+    foresee: Foresee
+    due: float
+    request: int
+    wanted: list[int] | None = None
+    """Nodes that are on disk only, held by ``request``; None: not looked for yet."""
+    found: list[int] = field(default_factory=list)
+    """All its nodes."""
+    lifted: list[int] = field(default_factory=list)
+    """Those that were sent on to the device."""
+    issued: int = 0
+    turn: int = 0
+    """Which of its entries in the queues counts: the one that was pushed last."""
+    soon: bool = False
+    """Whether it waits for its turn to go on to the device."""
+    rests: bool = False
+    """Whether no more is ordered for it until it is scheduled anew."""
+    tickets: set[int] = field(default_factory=set)
+
+
+Queue: TypeAlias = list[tuple[float, int, Hint]]
+"""A heap: expected start, turn, hint."""
+
+
+class Hints:
+    """``lifts``: whether they go on to the device."""
+
+    def __init__(self, *, lifts: bool) -> None:
+        self._lifts = lifts
+        self._turns = itertools.count()
+        self.by_name: dict[str, Hint] = {}
+        self.urgent: Queue = []
+        self.overdue: Queue = []
+        self.coming: Queue = []
+        self.soon: deque[Hint] = deque()
+        """Those from ``coming`` whose time it is, which go when all of theirs is in host memory."""
+
+    def schedule(self, hint: Hint) -> None:
+        """It is new, or will start at another time."""
+        self.by_name[hint.name] = hint
+        hint.turn, hint.rests = next(self._turns), False
+        if len(self.overdue) > _FEW + 2 * len(self.by_name):
+            self.overdue = [(each.due, each.turn, each) for each in self.by_name.values()]
+            heapify(self.overdue)
+            self.urgent = list(self.overdue)
+            self.coming = list(self.overdue) if self._lifts else []
+            return
+        for queue in (self.urgent, self.overdue, self.coming) if self._lifts else (self.urgent, self.overdue):
+            heappush(queue, (hint.due, hint.turn, hint))
+
+    def forget(self, hint: Hint) -> None:
+        """It has ended."""
+        del self.by_name[hint.name]
+        hint.foresee, hint.found, hint.wanted = _nothing, [], None
+        if not self.by_name:
+            for queue in (self.urgent, self.overdue, self.coming, self.soon):
+                queue.clear()
+
+    def lives(self, hint: Hint) -> bool:
+        """Whether it has not ended."""
+        return self.by_name.get(hint.name) is hint
+
+    def first(self, queue: Queue) -> Hint | None:
+        """Whose turn it is in this queue."""
+        # Not by its time: a request that is put off and back again has two entries of one time.
+        while queue and not (self.lives(queue[0][2]) and queue[0][2].turn == queue[0][1]):
+            heappop(queue)
+        return queue[0][2] if queue else None
+
+    def take(self, queue: Queue, until: float) -> Hint | None:
+        """The same, and it leaves the queue, if it is due by then."""
+        hint = self.first(queue)
+        if hint is None or queue[0][0] >= until:
+            return None
+        heappop(queue)
+        return hint
+
+
+def _nothing(request: int, lost: bool) -> tuple[list[int], list[int]]:
+    return [], []
