@@ -471,7 +471,8 @@ class CacheManager:
         return dropped
 
     def flush(self, timeout: float = 60.0) -> bool:
-        """Wait until nothing is under way, stores included; False when ``timeout`` seconds were not enough."""
+        """Wait until nothing is under way, stores included; False when ``timeout`` seconds were not enough. Nothing is
+        brought ahead meanwhile that was not under way."""
         end = self._clock() + arguments.seconds("timeout", timeout, 0)
         self._look()
         with self._prefetcher.rest_all():

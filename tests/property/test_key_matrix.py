@@ -179,6 +179,13 @@ def test_a_directory_reopened_under_another_namespace_serves_nothing_of_it(tmp_p
         assert _serve(manager, "again", TOKENS, WHO) == BLOCKS * BLOCK
 
 
+def _look_ahead(manager: CacheManager) -> None:
+    """Some steps, in which what is expected is ordered, and until it is there."""
+    for _ in range(4):
+        manager.poll()
+    assert manager.flush()
+
+
 def test_no_call_leaves_the_salt_out(tmp_path: Path) -> None:
     with _manager(tmp_path) as manager:
         _serve(manager, "base", TOKENS, WHO)
@@ -193,7 +200,7 @@ def test_no_call_leaves_the_salt_out(tmp_path: Path) -> None:
             assert manager.flush()
             manager.evict(Tier.HOST, TOKENS, **WHO)
             manager.expect("next", TOKENS, 60.0, **who)  # so late that it goes no further than to the host
-            assert manager.flush()
+            _look_ahead(manager)
             came = manager.locate(TOKENS, **WHO).get("host", 0)
             assert came == blocks * BLOCK, "an announcement left the salt out"
             manager.dismiss("next")
@@ -220,7 +227,7 @@ def test_media_reach_every_path(tmp_path: Path) -> None:
             assert len(manager.evict(tier, TOKENS, salt="t", media=MEDIA)) == BLOCKS
         for name, media, found in (("a", [(5, 10, OTHER_IMAGE)], 1), ("b", MEDIA, BLOCKS)):
             manager.expect(name, TOKENS, 60.0, salt="t", media=media)  # far off: no further than the host
-            assert manager.flush()
+            _look_ahead(manager)
             assert manager.locate(TOKENS, salt="t", media=MEDIA).get("host", 0) == found * BLOCK
             manager.dismiss(name)
         # A prefix is found whether or not the image goes on behind it.
