@@ -26,13 +26,18 @@ PinnedArena::PinnedArena(std::shared_ptr<Runtime> runtime, const HostArena& aren
 
 PinnedArena::~PinnedArena() {
   stop_.store(true);
-  thread_.join();
+  join();
   for (Slot slot = 0; slot < pinned(); slot += chunk_pages_) runtime_->unpin(arena_.page(slot));
 }
 
-void PinnedArena::wait() const {
+void PinnedArena::wait() {
   if (process_ != fork_generation()) throw Error("an arena is pinned by the process that began to, not after fork()");
-  finished_.wait(false, std::memory_order_acquire);
+  join();
+}
+
+// By the first who comes; whoever else comes meanwhile waits for that.
+void PinnedArena::join() {
+  std::call_once(joined_, [this] { thread_.join(); });
 }
 
 std::string PinnedArena::note() const {
@@ -52,7 +57,6 @@ void PinnedArena::run() {
     std::this_thread::sleep_for(kTurn);
   }
   finished_.store(true, std::memory_order_release);
-  finished_.notify_all();
 }
 
 // False: not now.

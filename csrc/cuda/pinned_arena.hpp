@@ -34,10 +34,11 @@ class PinnedArena {
   Slot chunk_pages() const { return chunk_pages_; }
   bool finished() const { return finished_.load(std::memory_order_acquire); }
   // Until it is finished; on any number of threads. Throws Error in a fork() of the process that pins.
-  void wait() const;
+  void wait();
   std::string note() const;  // why not all of it is; empty while that may still come
 
  private:
+  void join();
   void run();
   bool pin(Slot first, Slot count);
   void give_up(Slot pinned, const char* why) noexcept;
@@ -50,6 +51,7 @@ class PinnedArena {
   std::atomic<bool> finished_{false}, stop_{false};
   mutable std::mutex mutex_;
   std::string note_;
+  std::once_flag joined_;
   std::thread thread_;
 };
 

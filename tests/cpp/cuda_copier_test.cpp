@@ -212,7 +212,7 @@ TEST_CASE("an arena is pinned in chunks for which no engine's step waits long, a
   for (const std::size_t page : {std::size_t{4096}, std::size_t{3} << 20, std::size_t{8} << 20}) {
     CAPTURE(page);
     const HostArena host(3, page);
-    const PinnedArena pinned(runtime, host);
+    PinnedArena pinned(runtime, host);
     pinned.wait();
     CHECK(pinned.pinned() == 3);
     CHECK(pinned.chunk_pages() * page <= std::max<std::size_t>(page, 4 << 20));
@@ -223,7 +223,7 @@ TEST_CASE("any number of threads may wait until an arena is pinned") {
   const auto runtime = std::make_shared<Emulated>();
   const HostArena host(4, 4096);
   runtime->stall();
-  const PinnedArena pinned(runtime, host, 4096);
+  PinnedArena pinned(runtime, host, 4096);
   while (runtime->stalled() == 0) std::this_thread::yield();
   std::vector<std::thread> waiting;
   for (int i = 0; i < 3; ++i) {
