@@ -41,7 +41,9 @@ struct Batch {
   // False for anything but plain ids of requests that there are.
   bool read(const nb::dict& requests, nb::handle tokens) {
     if (!PyDict_CheckExact(tokens.ptr())) return false;
+    const auto size = static_cast<std::size_t>(PyDict_GET_SIZE(tokens.ptr()));
     std::vector<std::size_t> counts;
+    parts.reserve(size), held.reserve(2 * size), ids.reserve(size), counts.reserve(size);
     PyObject *name = nullptr, *made = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(tokens.ptr(), &at, &name, &made) != 0;) {
       PyObject* const known = PyUnicode_CheckExact(name) ? PyDict_GetItemWithError(requests.ptr(), name) : nullptr;
@@ -54,10 +56,12 @@ struct Batch {
         return false;
       }
       parts.emplace_back().growing = nb::inst_ptr<Growing>(known);
+      parts.back().growing->fetch();
       held.push_back(nb::borrow(name));
       held.push_back(nb::borrow(known));
       counts.push_back(ids.size() - before);
     }
+    for (const Advance& part : parts) part.growing->content.fetch_end();
     std::size_t first = 0;
     for (std::size_t i = 0; i < parts.size(); first += counts[i++])
       parts[i].made = std::span(ids).subspan(first, counts[i]);

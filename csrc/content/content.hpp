@@ -26,6 +26,8 @@ class Content {
   // Media may reach beyond the tokens that are known so far; start is 0 or more, length 1 or more, both below 2^62.
   void append(std::span<const std::uint32_t> tokens, std::span<const MediaSpan> media = {});
   std::size_t size() const { return tokens_.size(); }
+  // Has the processor bring the place of the next token.
+  void fetch_end() const { __builtin_prefetch(tokens_.data() + tokens_.size(), 1); }
 
   // Throws std::invalid_argument unless the blocks [first, last) are there and whole.
   void require_whole(std::size_t first, std::size_t last, std::size_t block_size) const;

@@ -30,6 +30,12 @@ struct Growing {
   std::vector<NodeId> later;   // nodes that nobody has asked for yet
   bool cacheable = true;       // others may have its blocks
 
+  // Has the processor bring what a step reads of it, so that those of a batch are waited for together.
+  void fetch() const {
+    __builtin_prefetch(&content);
+    __builtin_prefetch(&table);
+    __builtin_prefetch(&later);
+  }
   void joined(std::span<const NodeId> nodes) {  // these are the next ones
     cached += nodes.size();
     if (!nodes.empty()) leaf = nodes.back();
