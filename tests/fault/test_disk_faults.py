@@ -191,10 +191,10 @@ class TestJournal:
         self.check(folder)
 
     @pytest.mark.parametrize("copy", [0, COPY])
-    @pytest.mark.parametrize("damage", [bytes(COPY), b"\xff" * COPY, b"\x01"])
+    @pytest.mark.parametrize("damage", [bytes(COPY), b"\xff" * COPY, b""])
     def test_one_of_its_two_copies_is_enough(self, folder: Path, copy: int, damage: bytes) -> None:
-        self.invalidated(folder)
-        change(folder / "generations", copy, damage)
+        good = self.invalidated(folder)
+        change(folder / "generations", copy, damage or bytes([good[0] ^ 1]))  # another byte than is there
         for attempt in range(2):
             with make(folder) as store:
                 assert set(held(store)) == {1, 2}
