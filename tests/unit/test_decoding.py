@@ -209,3 +209,17 @@ os._exit(0)
 """
     )
     assert done.stdout == "whole\n", done.stderr
+
+
+def test_blocks_of_a_batch_are_copied_behind_the_stream_on_which_they_were_computed(running, monkeypatch):
+    streams, told = [5], []
+    running.flush()
+    gathering = running._gathering
+    monkeypatch.setattr(gathering, "stream", lambda: streams[0])
+    monkeypatch.setattr(running.placement, "on_computed", lambda nodes, *, behind: told.append((len(nodes), behind)))
+    running.advance({"b": 1})  # its first block is computed
+    streams[0] = 6
+    running.advance({"a": list(range(BLOCK))})
+    assert told == [(1, 5)], "copied behind another stream than it was computed on"
+    gathering.flush()
+    assert told[1:] == [(1, 6)]
