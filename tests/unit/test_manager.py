@@ -206,6 +206,7 @@ def test_says_none_and_changes_nothing_when_the_device_is_full(geometry, namespa
     rig = Rig(geometry, namespace, device_slots=8)
     rig.run("a", PROMPT, free=False)
     assert rig.manager.get_computed_blocks("b", [1, 2, 3, 4, 5]).num_tokens == 0
+    assert rig.manager.flush()
     before = rig.manager.stats().slots
     assert rig.manager.allocate_slots("b", 5) is None
     assert rig.manager.stats().slots == before
