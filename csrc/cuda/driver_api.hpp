@@ -21,8 +21,10 @@ inline constexpr Result kCaptureUnsupported = 900, kCaptureInvalidated = 901, kC
                         kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907,
                         kCaptureWrongThread = 908;
 constexpr bool is_of_capture(Result result) { return result >= kCaptureUnsupported && result <= kCaptureWrongThread; }
-// After these nothing runs in the context any more: cuda.h says so of each, or that the driver or context is gone.
-inline constexpr Result kBroken[] = {4, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911};
+// After these nothing runs in the context any more: cuda.h says so of each, or that the driver or context is gone; of
+// the uncorrectable errors of memory (214) and links (220), what NVIDIA says of memory errors: all that the process has
+// on the device is ended, and its bytes are not to be trusted.
+inline constexpr Result kBroken[] = {4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911};
 constexpr bool is_broken(Result result) {
   for (const Result each : kBroken) {
     if (result == each) return true;

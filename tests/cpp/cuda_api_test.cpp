@@ -27,6 +27,7 @@ static_assert(api::is_broken(CUDA_ERROR_ILLEGAL_INSTRUCTION) && api::is_broken(C
 static_assert(api::is_broken(CUDA_ERROR_INVALID_ADDRESS_SPACE) && api::is_broken(CUDA_ERROR_INVALID_PC));
 static_assert(api::is_broken(CUDA_ERROR_LAUNCH_FAILED) && api::is_broken(CUDA_ERROR_MPS_CLIENT_TERMINATED));
 static_assert(api::is_broken(CUDA_ERROR_EXTERNAL_DEVICE));
+static_assert(api::is_broken(CUDA_ERROR_ECC_UNCORRECTABLE) && api::is_broken(CUDA_ERROR_NVLINK_UNCORRECTABLE));
 static_assert(!api::is_broken(CUDA_ERROR_NOT_READY) && !api::is_broken(CUDA_ERROR_UNKNOWN));
 static_assert(sizeof(CUstreamCaptureMode) == sizeof(int) && api::kModeGlobal == CU_STREAM_CAPTURE_MODE_GLOBAL);
 static_assert(api::kModeThreadLocal == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
