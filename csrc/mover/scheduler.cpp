@@ -64,6 +64,7 @@ bool Scheduler::cancel(Ticket ticket) {
   const std::lock_guard lock(mutex_);
   const bool known = ledger_.cancel(ticket, Clock::now());
   announce();
+  slice_there_.notify_all();  // of what is under way there is nothing to report yet, but it will never be whole
   return known;
 }
 

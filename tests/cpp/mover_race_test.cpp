@@ -127,6 +127,74 @@ TEST_CASE("who waits hears of what another's poll found overdue") {
   CHECK(waiter.get());
 }
 
+// A scheduler that nobody serves, with one load in two slices.
+struct Load {
+  explicit Load(Time deadline = kNever) : scheduler(with_sizes()), identity(identities_of({1})) {
+    Order order;
+    order.ticket = 1;
+    order.path = path;
+    order.slots = slots;
+    order.count = 1;
+    order.identities = identity.data();
+    order.identity_bytes = kIdBytes;
+    order.deadline = deadline;
+    order.cuts = cuts;
+    REQUIRE(scheduler.submit(order) == Submit::kAccepted);
+  }
+  static LedgerOptions with_sizes() {
+    LedgerOptions options;
+    options.device_page_bytes = 32;
+    return options;
+  }
+  std::future<bool> wait(Time until) {
+    return std::async(std::launch::async, [this, until] { return scheduler.wait_slices(1, 1, until); });
+  }
+
+  static constexpr Tier path[] = {H, D};
+  static constexpr Slot slots[] = {0, 0};
+  static constexpr std::size_t cuts[] = {16, 32};
+  Scheduler scheduler;
+  const std::vector<std::byte> identity;
+};
+
+TEST_CASE("who waits for slices hears at once that they will not come, also while a copy is under way") {
+  Load load;
+  Chunk chunk;
+  REQUIRE(load.scheduler.take_copy_now(Lane::kOnboard, 16, &chunk));
+  auto waiter = load.wait(Clock::now() + 2 * kPatience);
+  std::this_thread::sleep_for(milliseconds(50));  // long enough that it waits, mostly
+  CHECK(load.scheduler.cancel(1));
+  CHECK(waiter.wait_for(kPatience) == std::future_status::ready);
+  load.scheduler.close();
+  CHECK_FALSE(waiter.get());
+}
+
+TEST_CASE("who waits for slices waits as long as anybody wants them: no promotion to an earlier deadline ends that") {
+  const Time late = Clock::now() + 2 * kPatience;
+  Load load(late);
+  auto waiter = load.wait(late);
+  REQUIRE(load.scheduler.promote(1, Priority::kDemand, Clock::now() + milliseconds(20)));
+  std::this_thread::sleep_for(milliseconds(50));
+  CHECK_FALSE(load.scheduler.wait_slices(1, 1, Clock::now()));  // whose own time is over goes
+  Chunk chunk;
+  REQUIRE(load.scheduler.take_copy_now(Lane::kOnboard, 16, &chunk));
+  const PageStatus ok = PageStatus::kOk;
+  load.scheduler.finish(chunk, &ok);
+  CHECK(waiter.get());
+}
+
+TEST_CASE("who waits for slices goes on past a deadline that was put off while it waited") {
+  Load load(Clock::now() + milliseconds(100));
+  auto waiter = load.wait(Clock::now() + 2 * kPatience);
+  REQUIRE(load.scheduler.promote(1, Priority::kDemand, Clock::now() + 2 * kPatience));
+  std::this_thread::sleep_for(milliseconds(150));
+  Chunk chunk;
+  REQUIRE(load.scheduler.take_copy_now(Lane::kOnboard, 16, &chunk));
+  const PageStatus ok = PageStatus::kOk;
+  load.scheduler.finish(chunk, &ok);
+  CHECK(waiter.get());
+}
+
 TEST_CASE("a close in the middle of all that settles every ticket once") {
   SUBCASE("io_uring") { race(IoPath::kUring, true); }
   SUBCASE("threads") { race(IoPath::kThreads, true); }
