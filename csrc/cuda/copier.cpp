@@ -22,9 +22,12 @@ class Copier::FencePool {
         free_.pop_back();
         return event;
       }
-      free_.reserve(++made_);
     }
-    return make_event(*runtime_);
+    OwnedEvent event = make_event(*runtime_);
+    const std::lock_guard lock(mutex_);
+    free_.reserve(made_ + 1);
+    ++made_;
+    return event;
   }
   void give(OwnedEvent event) noexcept {
     const std::lock_guard lock(mutex_);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <new>
 
 #include "common/forks.hpp"
 #include "cuda/driver_api.hpp"
@@ -90,7 +91,11 @@ int numa_node(int domain, int bus, int device) {
 
 void check(const api::Functions& call, api::Result result, const char* what) {
   if (result == api::kSuccess) return;
-  const std::string text = std::string(what) + ": " + describe(call, result);
+  std::string text;
+  try {
+    text = std::string(what) + ": " + describe(call, result);
+  } catch (const std::bad_alloc&) {  // what it is has to be told also where there is no memory to say it
+  }
   if (api::is_broken(result)) throw Broken(text);
   if (api::is_of_capture(result)) throw Capturing(text);
   throw Error(text);

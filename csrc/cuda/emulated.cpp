@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "common/forks.hpp"
@@ -329,10 +330,14 @@ bool Emulated::owns(const void*, std::string*) {
 
 // ---- the engine's side, the test's side ---------------------------------------------------------------------------
 
-void Emulated::host_uses(const void* memory, std::size_t bytes, bool writes) {
+void Emulated::host_uses(const void* memory, std::size_t bytes, bool writes) noexcept {
   const std::lock_guard lock(mutex_);
-  tick(host_, 0);
-  if (watch_) note("the host", 0, host_, {memory, bytes, writes});
+  try {
+    tick(host_, 0);
+    if (watch_) note("the host", 0, host_, {memory, bytes, writes});
+  } catch (const std::bad_alloc&) {
+    ++unwatched_;  // races() says so: whoever finds none shall know that all was watched
+  }
 }
 
 void Emulated::compute(Stream stream, std::vector<Use> uses, std::function<void()> body) {
@@ -380,7 +385,10 @@ std::vector<Stream> Emulated::streams() const {
 
 std::vector<std::string> Emulated::races() const {
   const std::lock_guard lock(mutex_);
-  return races_;
+  std::vector<std::string> found = races_;
+  if (unwatched_ != 0)
+    found.push_back(std::to_string(unwatched_) + " uses by the host went unwatched for want of memory");
+  return found;
 }
 std::uint64_t Emulated::waits() const {
   const std::lock_guard lock(mutex_);

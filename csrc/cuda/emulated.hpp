@@ -67,7 +67,7 @@ class Emulated final : public Runtime {
   void pin(void* memory, std::size_t bytes) override;
   void unpin(void* memory) noexcept override;
   bool owns(const void* memory, std::string* why) override;
-  void host_uses(const void* memory, std::size_t bytes, bool writes) override;
+  void host_uses(const void* memory, std::size_t bytes, bool writes) noexcept override;
 
   // The engine's side: a step that uses memory as told, and does `work` when it runs.
   void compute(Stream stream, std::vector<Use> uses, std::function<void()> work);
@@ -142,6 +142,7 @@ class Emulated final : public Runtime {
   std::vector<Access> accesses_;
   std::vector<std::string> races_;
   std::uint64_t waits_ = 0, looks_ = 0, orders_ = 0, pin_calls_ = 0, calls_ = 0;
+  std::uint64_t unwatched_ = 0;  // uses for which there was no memory
   unsigned stalled_ = 0;
   bool stop_ = false, stalls_ = false;
   std::thread thread_;

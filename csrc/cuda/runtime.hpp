@@ -68,8 +68,8 @@ struct DeviceFacts {
   bool emulated = false;
 };
 
-// Every method throws Error when the driver refuses, and may be called from any thread; none breaks what the engine
-// captures into a graph meanwhile, on this thread or another.
+// Every method throws Error when the driver refuses, std::bad_alloc where there is no memory, and may be called from
+// any thread; none breaks what the engine captures into a graph meanwhile, on this thread or another.
 class Runtime {
  public:
   virtual ~Runtime() = default;
@@ -103,7 +103,7 @@ class Runtime {
   virtual bool owns(const void* memory, std::string* why) = 0;
 
   // A check that the emulation makes: host memory that was given to a stream is used by the CPU from here on.
-  virtual void host_uses(const void* memory, std::size_t bytes, bool writes) {
+  virtual void host_uses(const void* memory, std::size_t bytes, bool writes) noexcept {
     static_cast<void>(memory), static_cast<void>(bytes), static_cast<void>(writes);
   }
 };

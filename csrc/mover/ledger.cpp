@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 namespace kvtier {
 namespace {
@@ -36,6 +37,7 @@ Ledger::Ledger(const LedgerOptions& options) : options_(options) {
   spare_.reserve(options.max_transfers);
   live_.reserve(options.max_transfers);
   by_ticket_.reserve(options.max_transfers);
+  victims_.reserve(options.max_transfers);
 }
 
 // ---- orders ------------------------------------------------------------------------------------------------------
@@ -49,11 +51,17 @@ Submit Ledger::submit(const Order& order, Time now) {
   for (int h = 0; h < hops; ++h) lanes[h] = *lane_between(order.path[h], order.path[h + 1]);
   if (by_ticket_.size() >= options_.max_transfers || order.count > options_.queue_pages) return Submit::kFull;
   if (held_pages_ + order.count > std::uint64_t{kLanes} * options_.queue_pages) return Submit::kFull;
-  if (!make_room(order, {lanes, static_cast<std::size_t>(hops)}, now)) return Submit::kFull;
+  if (!can_make_room(order, {lanes, static_cast<std::size_t>(hops)})) return Submit::kFull;
 
   Transfer& t = *new_transfer();
-  fill(t, order, now);
-  by_ticket_.emplace(t.ticket, &t);
+  try {  // all that needs memory, before anything is dropped
+    fill(t, order, now);
+    by_ticket_.emplace(t.ticket, &t);
+  } catch (const std::bad_alloc&) {
+    retire(&t);
+    throw;
+  }
+  make_room(order, {lanes, static_cast<std::size_t>(hops)}, now);
   held_pages_ += t.count;
   t.live_index = live_.size();
   live_.push_back(&t);
@@ -72,35 +80,40 @@ std::uint64_t Ledger::shortage(Lane lane, std::uint32_t count) const {
   return wanted > options_.queue_pages ? wanted - options_.queue_pages : 0;
 }
 
-bool Ledger::make_room(const Order& order, std::span<const Lane> lanes, Time now) {
-  const auto droppable = [&](const Transfer& t, Lane lane) -> std::uint64_t {
-    if (t.is_load() || t.has_ended() || !worth_more(order, t)) return 0;
-    for (int h = 0; h < t.hop_count; ++h) {
-      if (t.hops[h].lane == lane) return t.hops[h].unsettled - t.hops[h].in_flight;
-    }
-    return 0;
-  };
+// Of a queued store: pages of this lane that would be free if it were dropped for the order.
+std::uint64_t Ledger::droppable(const Transfer& t, Lane lane, const Order& order) {
+  if (t.is_load() || t.has_ended() || !worth_more(order, t)) return 0;
+  for (int h = 0; h < t.hop_count; ++h) {
+    if (t.hops[h].lane == lane) return t.hops[h].unsettled - t.hops[h].in_flight;
+  }
+  return 0;
+}
+
+bool Ledger::can_make_room(const Order& order, std::span<const Lane> lanes) const {
   for (const Lane lane : lanes) {  // nothing is dropped in vain
     const std::uint64_t missing = shortage(lane, order.count);
     if (missing == 0) continue;
     if (!is_store(lanes[0])) return false;
     std::uint64_t gain = 0;
-    for (const Transfer* t : live_) gain += droppable(*t, lane);
+    for (const Transfer* t : live_) gain += droppable(*t, lane, order);
     if (gain < missing) return false;
   }
-  std::vector<Transfer*> stores;
+  return true;
+}
+
+void Ledger::make_room(const Order& order, std::span<const Lane> lanes, Time now) {
   for (const Lane lane : lanes) {
     if (shortage(lane, order.count) == 0) continue;
-    stores.clear();
+    victims_.clear();
     for (Transfer* t : live_) {
-      if (droppable(*t, lane) != 0) stores.push_back(t);
+      if (droppable(*t, lane, order) != 0) victims_.push_back(t);
     }
-    std::sort(stores.begin(), stores.end(), [](const Transfer* a, const Transfer* b) { return worth_less(*a, *b); });
-    for (auto victim = stores.begin(); shortage(lane, order.count) != 0; ++victim) {
+    std::sort(victims_.begin(), victims_.end(),
+              [](const Transfer* a, const Transfer* b) { return worth_less(*a, *b); });
+    for (auto victim = victims_.begin(); shortage(lane, order.count) != 0; ++victim) {
       end(**victim, PageStatus::kCancelled, now);
     }
   }
-  return true;
 }
 
 Transfer* Ledger::new_transfer() {
@@ -409,6 +422,7 @@ void Ledger::list(Transfer& t, Time now) {
 bool Ledger::next_report(Completion* out, Time now) {
   Transfer* t = first_listed_;
   if (t == nullptr) return false;
+  if (t->unsettled != 0) out->status = t->status;  // needs memory: before anything is forgotten
   first_listed_ = t->next_listed;
   if (first_listed_ == nullptr) {
     last_listed_ = nullptr;
@@ -431,10 +445,7 @@ bool Ledger::next_report(Completion* out, Time now) {
                     to_seconds(hop.ended.time_since_epoch()),
                     hop.carried};
   }
-  if (!out->final) {
-    out->status = t->status;
-    return true;
-  }
+  if (!out->final) return true;
   out->status = std::move(t->status);
   by_ticket_.erase(t->ticket);
   held_pages_ -= t->count;

@@ -1,5 +1,8 @@
 // The mover's book-keeping: which transfers live, which pages wait for which lane, what became of each. It has no
 // thread, no lock and no clock of its own: the scheduler guards it and tells it the time, and tests drive it alone.
+//
+// Memory is asked for by submit() and for next_report() alone. All else is called by threads in which nobody could
+// catch what is thrown, and finds the room that it may need: a hop's for its pages, a lane's for every transfer's hop.
 #pragma once
 
 #include <chrono>
@@ -43,7 +46,8 @@ class Ledger {
 
   explicit Ledger(const LedgerOptions& options);
 
-  // A store that finds the queue full first drops queued stores that are worth less, if that makes room.
+  // A store that finds the queue full first drops queued stores that are worth less, if that makes room. Throws
+  // std::bad_alloc, and has taken and dropped nothing then.
   Submit submit(const Order& order, Time now);
   bool cancel(Ticket ticket, Time now);
   // Somebody else wants it, by this deadline: serve it with at least this priority and for whoever waits until earlier,
@@ -74,8 +78,8 @@ class Ledger {
   // From when on somebody should be told: at once, but of stores in the background that went well kPatience after the
   // first of them, so that many are told together. kNever: there are no reports.
   Time tell_from() const { return tell_from_; }
-  std::uint64_t reports() const { return reports_; }  // listed since construction
-  bool next_report(Completion* completion, Time now);
+  std::uint64_t reports() const { return reports_; }   // listed since construction
+  bool next_report(Completion* completion, Time now);  // throws std::bad_alloc, and the report is still there then
 
   std::size_t pending() const { return by_ticket_.size(); }  // not yet reported to their end
   bool knows(Ticket ticket) const { return by_ticket_.contains(ticket); }
@@ -110,7 +114,9 @@ class Ledger {
   void finish(Transfer& transfer, int hop, std::uint32_t slice, std::span<const std::uint32_t> pages,
               const PageStatus* status, Time now);
   std::uint64_t shortage(Lane lane, std::uint32_t count) const;
-  bool make_room(const Order& order, std::span<const Lane> lanes, Time now);
+  static std::uint64_t droppable(const Transfer& transfer, Lane lane, const Order& order);
+  bool can_make_room(const Order& order, std::span<const Lane> lanes) const;
+  void make_room(const Order& order, std::span<const Lane> lanes, Time now);
   Transfer* new_transfer();
   void fill(Transfer& transfer, const Order& order, Time now);
   void queue_page(Hop& hop, std::uint32_t place, Time now);
@@ -125,6 +131,7 @@ class Ledger {
   std::vector<std::unique_ptr<Transfer>> owned_;
   std::vector<Transfer*> spare_;  // recycled, with their memory: a steady state allocates next to nothing
   std::vector<Transfer*> live_;
+  std::vector<Transfer*> victims_;  // of make_room
   std::unordered_map<Ticket, Transfer*> by_ticket_;
   std::uint64_t held_pages_ = 0;  // of transfers not yet polled to their end: bounds the memory
   std::uint64_t sequence_ = 0;

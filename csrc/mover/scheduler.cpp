@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 #include <system_error>
 
 namespace kvtier {
@@ -53,7 +54,13 @@ void Scheduler::wake_reaper() {
 
 Submit Scheduler::submit(const Order& order) {
   std::unique_lock lock(mutex_);
-  const Submit result = ledger_.submit(order, Clock::now());
+  Submit result{};
+  try {
+    result = ledger_.submit(order, Clock::now());
+  } catch (const std::bad_alloc&) {
+    announce();  // what it found overdue
+    throw;
+  }
   const News news = this->news();
   lock.unlock();
   tell(news);
@@ -80,8 +87,18 @@ std::size_t Scheduler::poll(std::vector<Completion>* out) {
   const Time now = Clock::now();
   ledger_.expire(now);
   std::size_t count = 0;
-  for (Completion completion; ledger_.next_report(&completion, now); ++count) out->push_back(std::move(completion));
-  if (signalled_) {  // whoever armed it stays armed: this poll may be another thread's
+  try {
+    for (; ledger_.has_reports(); ++count) {
+      if (out->size() == out->capacity()) out->reserve(2 * out->size() + 8);
+      Completion completion;
+      ledger_.next_report(&completion, now);
+      out->push_back(std::move(completion));
+    }
+  } catch (const std::bad_alloc&) {  // the rest is told when there is memory for it
+    announce();
+    if (count == 0) throw;
+  }
+  if (signalled_ && !ledger_.has_reports()) {  // whoever armed it stays armed: this poll may be another thread's
     eventfd_t ignored;
     eventfd_read(fd_, &ignored);
     signalled_ = false;

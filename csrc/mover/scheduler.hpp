@@ -28,7 +28,7 @@ class Scheduler {
   Submit submit(const Order& order);
   bool cancel(Ticket ticket);
   bool promote(Ticket ticket, Priority priority, Time deadline);
-  std::size_t poll(std::vector<Completion>* out);  // drains, never waits
+  std::size_t poll(std::vector<Completion>* out);  // drains, as far as there is memory for it; never waits
   // Whether there is something to poll; nearly always without the lock. `routine`: also where it is only of what the
   // ledger would tell later.
   bool has_reports(Time now, bool routine = true);
