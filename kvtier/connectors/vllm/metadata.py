@@ -54,14 +54,21 @@ class StepOrders(KVConnectorMetadata):
     """Requests whose loads are to be reported as failed, whatever arrives."""
     idle: bool = False
     """Nothing is computed in this step: a worker may wait a little for news."""
+    timed: int = 0
+    """The number of this step's pass where a worker is to say how long it took; 0: nobody asks."""
 
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
-    """Workers to scheduler, once a step: completions by rank."""
+    """Workers to scheduler, once a step: completions by rank, and seconds that passes took, by number."""
 
     told: dict[int, list[Completion]]
+    passes: dict[int, float] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         assert isinstance(other, WorkerReport)
-        return WorkerReport(self.told | other.told)
+        slowest = {
+            number: max(self.passes.get(number, 0.0), other.passes.get(number, 0.0))
+            for number in self.passes.keys() | other.passes.keys()
+        }
+        return WorkerReport(self.told | other.told, slowest)

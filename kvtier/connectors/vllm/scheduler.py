@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,7 @@ __all__ = ["SchedulerSide"]
 
 JOURNAL = "generations"
 PREFILL_TOKENS = 32  # a step of fewer tokens says little of the speed of a prefill
+MOST_TIMED = 16  # steps: of one that no worker answers for nothing is kept
 PREFILL_SHARE = 0.9  # of a step's tokens that must be one request's for its time to be that request's
 TURN_PATIENCE = 0.1  # seconds for which nobody takes the last place before a request whose look-ahead is just arriving
 SOURCES = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
@@ -71,7 +73,8 @@ class SchedulerSide:
         self._unproven: list[tuple[int, Any]] = []  # of that step's synchronous loads: at which block, named what
         self._beside: dict[str, list[int]] = {}  # request → blocks that a step loads, and computes, synchronously
         self._evict: Callable[[set[int]], None] | None = None
-        self._prefill: tuple[int, int, float] | None = None
+        self._steps = count(1)
+        self._timed: dict[int, tuple[int, int]] = {}  # steps whose time is awaited: tokens, and those before them
         self._full: dict[str, int] = {}  # request → tokens with which the next block that it may offer is full
         self._reported: dict[str, float] = {}
         self._moved = True  # whether any of those may have changed
@@ -226,10 +229,8 @@ class SchedulerSide:
             self._waiting.enter(request_id, first=True)
         if len(self._waiting):
             self._announce()
-        orders = StepOrders(
-            self._relay.orders(), must_end, self._loads, self._void, scheduled.total_num_scheduled_tokens == 0
-        )
-        self._prefill = self._prefill_of(scheduled)
+        idle = scheduled.total_num_scheduled_tokens == 0
+        orders = StepOrders(self._relay.orders(), must_end, self._loads, self._void, idle, self._time(scheduled))
         self._loads, self._void, self._written, self._unproven = {}, (), [], []
         self._admitted, self._running, self._held = set(), scheduled.num_scheduled_tokens, False
         return orders
@@ -244,17 +245,20 @@ class SchedulerSide:
         if changes := self._waiting.changes():
             self.manager.reorder(changes)
 
-    def _prefill_of(self, scheduled: SchedulerOutput) -> tuple[int, int, float] | None:
-        """Tokens, those before them, and the time now, where a step is one request's prefill and little else."""
+    def _time(self, scheduled: SchedulerOutput) -> int:
+        """A number for a step that is one request's prefill and little else, to be told how long it took; else 0."""
         most = max(scheduled.num_scheduled_tokens, key=scheduled.num_scheduled_tokens.__getitem__, default=None)
-        if most is None or self._config.scheduler_config.async_scheduling or most not in self._requests:
-            return None
+        if most is None or most not in self._requests:
+            return 0
         if any(load.synchronous for load in self._loads.values()):  # its time is not all computing
-            return None
+            return 0
         tokens = scheduled.num_scheduled_tokens[most]
         if tokens < PREFILL_TOKENS or tokens < PREFILL_SHARE * scheduled.total_num_scheduled_tokens:
-            return None
-        return tokens, self._requests[most].num_computed_tokens, time.monotonic()
+            return 0
+        number = next(self._steps)
+        self._timed[number] = tokens, self._requests[most].num_computed_tokens
+        self._timed.pop(number - MOST_TIMED, None)
+        return number
 
     def _rewritten(self, scheduled: SchedulerOutput) -> Iterable[int]:
         """Blocks that were given to a request since the last step and hold nothing that it reads."""
@@ -285,14 +289,8 @@ class SchedulerSide:
         """What the workers tell of the orders, and which blocks they could not fill."""
         if self.manager is None or self._relay is None:
             return
-        if self._prefill is not None:
-            tokens, context, began = self._prefill
-            self.manager.observe_prefill(tokens, context, time.monotonic() - began)
-            self._prefill = None
-        for rank, told in report.told.items() if report is not None else ():
-            self._relay.deliver(rank, told)
         if report is not None:
-            self._note_moves()
+            self._hear(report)
         for loaded in self.manager.poll():
             if loaded.blocks < loaded.wanted:
                 logger.warning(
@@ -302,6 +300,17 @@ class SchedulerSide:
                     loaded.request_id,
                 )
         self._undo(invalid)
+
+    def _hear(self, report: WorkerReport) -> None:
+        assert self.manager is not None
+        assert self._relay is not None
+        for number, seconds in report.passes.items():
+            if (timed := self._timed.pop(number, None)) is not None:  # once, however many ranks say it, and when
+                self.manager.observe_prefill(*timed, seconds)
+        for rank, told in report.told.items():
+            self._relay.deliver(rank, told)
+        if report.told:
+            self._note_moves()
 
     def _undo(self, invalid: Collection[int]) -> None:
         """Nobody may find what a step computed behind a load that failed; it is computed again, into the same blocks,

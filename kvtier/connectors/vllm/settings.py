@@ -16,6 +16,7 @@ _OWN: dict[str, tuple[type, Any, str]] = {
     "min_load_tokens": (int, 64, "a number of tokens, 0 or more"),
     "load_mode": (str, "auto", "'auto', 'async' or 'sync'"),
     "weights_revision": (str, "", "a commit hash or a digest of the weights"),
+    "unverified_gpu": (bool, False, "true or false"),
 }
 _MODES = ("auto", "async", "sync")
 MOST_TOKENS = 1 << 30
@@ -32,6 +33,8 @@ class Settings:
     """Whether an engine's step may wait for a load from host memory: as is faster, never, or always."""
     weights_revision: str
     """What the weights are, where it cannot be found out or takes too long to read; "": find out."""
+    unverified_gpu: bool = False
+    """Whether to serve an engine on a GPU although no run on one has proven it."""
 
     @classmethod
     def read(cls, extra: Mapping[str, Any], block_size: int) -> Settings:

@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import vllm
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
@@ -65,8 +66,7 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: Set
             f"prefix_caching_hash_algo: {hash_algorithm(vllm_config)!r}: expected {' or '.join(CRYPTOGRAPHIC)}; others "
             "can collide, and are not the same in every process"
         )
-    if vllm_config.device_config.device_type != "cpu":
-        wrong.append(f"device: {vllm_config.device_config.device_type!r}: expected 'cpu', the only one served so far")
+    wrong += _check_device(vllm_config, settings)
     if (policy := getattr(vllm_config.scheduler_config, "policy", "fcfs")) != "fcfs":
         wrong.append(
             f"scheduling_policy: {policy!r}: expected 'fcfs'; a request that this one preempts in the step in which it "
@@ -82,9 +82,25 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: Set
     if wrong:
         raise ConfigError("\n".join(wrong))
     notes = []
+    if vllm_config.device_config.device_type != "cpu":
+        notes.append("no run on a GPU has proven its bytes yet: compare answers before you rely on them")
     if vllm.__version__ not in TESTED:
         notes.append(f"vLLM {vllm.__version__} is not a version this was tested with ({', '.join(TESTED)})")
     return notes
+
+
+def _check_device(vllm_config: VllmConfig, settings: Settings) -> list[str]:
+    kind = vllm_config.device_config.device_type
+    if kind == "cpu":
+        return []
+    if kind != "cuda" or torch.version.hip is not None:
+        return [f"device: {kind if kind != 'cuda' else 'ROCm'!r}: expected 'cpu' or an NVIDIA GPU"]
+    wrong = []
+    if not settings.unverified_gpu:
+        wrong.append("device: 'cuda': no run on a GPU has proven kvtier's bytes yet; unverified_gpu: true has it try")
+    if getattr(vllm_config.model_config, "enable_sleep_mode", False):
+        wrong.append("enable_sleep_mode: True: expected False on a GPU, whose memory it takes from under the copies")
+    return wrong
 
 
 def _check_revision(vllm_config: VllmConfig) -> list[str]:
@@ -105,8 +121,10 @@ def _check_groups(kv_cache_config: KVCacheConfig) -> list[str]:
         return [f"kv_cache_groups: {len(groups)}: expected 1; start with --disable-hybrid-kv-cache-manager"]
     spec = groups[0].kv_cache_spec
     inner = getattr(spec, "kv_cache_specs", None)  # layers of one type and different sizes
-    if inner is not None or not isinstance(spec, FullAttentionSpec) or isinstance(spec, MLAAttentionSpec):
+    if inner is not None or type(spec) not in (FullAttentionSpec, MLAAttentionSpec):  # others derive from these
         return [f"attention: {type(spec).__name__}: expected full attention with K and V of one size in all layers"]
+    if spec.tokens_per_state != 1:
+        return [f"tokens_per_state: {spec.tokens_per_state}: expected 1, since a block's tokens lie in its own rows"]
     hashed = kv_cache_config.hash_block_size
     if hashed is not None and hashed != spec.block_size:
         return [f"hash_block_size: {hashed}: expected the block size, {spec.block_size}"]

@@ -21,6 +21,7 @@ from kvtier.catalog import PageStatus, Tier
 from kvtier.config import CacheConfig, ConfigError
 from kvtier.connectors.vllm import support
 from kvtier.connectors.vllm.metadata import Introduction, StepOrders, WorkerReport
+from kvtier.connectors.vllm.pass_clock import PassClock
 from kvtier.connectors.vllm.step_loads import StepLoads
 from kvtier.geometry import KVGeometry
 from kvtier.layers import Layers
@@ -49,7 +50,7 @@ logger = init_logger(f"vllm.{__name__}")
 
 def geometry_of(tensors: Mapping[str, torch.Tensor]) -> KVGeometry:
     """What vLLM's per-layer views are: ``[blocks, KV heads, tokens, K‖V]`` over one buffer, in an order that their
-    strides tell. ValueError for anything else."""
+    strides tell; of MLA one head, whose row is the latent. ValueError for anything else."""
     shapes = {(tuple(t.shape), tuple(t.stride()), str(t.dtype)) for t in tensors.values()}
     if len(shapes) != 1:
         raise ValueError(f"kv_caches: layers of {len(shapes)} kinds; expected all of one shape, layout and dtype")
@@ -57,6 +58,8 @@ def geometry_of(tensors: Mapping[str, torch.Tensor]) -> KVGeometry:
     if first.dim() != 4 or first.shape[3] % 2:
         raise ValueError(f"kv_caches: {list(first.shape)}; expected [blocks, KV heads, tokens, K and V]")
     blocks, heads, tokens, row = first.shape
+    if heads > 1 and blocks > 1 and first.stride(1) > first.stride(0):
+        raise ValueError("kv_caches: a block's heads lie apart; expected them together: VLLM_KV_CACHE_LAYOUT=LBHNC")
     block = math.prod((heads, tokens, row))
     across = blocks > 1 and first.stride(0) != block  # a block's layers side by side, or a layer's blocks
     tokens_first = heads > 1 and tokens > 1 and first.stride(2) > first.stride(1)
@@ -102,6 +105,7 @@ class WorkerSide:
         self._plane: LocalDataPlane | None = None
         self._rank_plane: RankPlane | None = None
         self._step_loads: StepLoads | None = None
+        self._pass_clock = PassClock(torch.device("cpu"))
         self.layers_ask = True
         """Whether the layers of this step's pass have anything to wait for."""
         self._introduction: Introduction | None = None
@@ -117,6 +121,13 @@ class WorkerSide:
     def adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Build the data plane over the engine's KV cache. ConfigError, ValueError or OSError for what cannot be."""
         geometry = geometry_of(tensors)
+        if geometry.block_size != (block := self._settings.cache.block_size):
+            raise ValueError(
+                f"kv_caches: blocks of {geometry.block_size} tokens, but of {block} in vLLM's scheduler; expected both "
+                f"alike: --block-size {geometry.block_size}"
+            )
+        device = next(iter(tensors.values())).device
+        self._pass_clock = PassClock(device)
         with _unbound():
             plane = LocalDataPlane(
                 self._sized(),
@@ -130,7 +141,7 @@ class WorkerSide:
         layers = Layers(geometry.layers, geometry.payload_bytes)
         self._step_loads = StepLoads(self._rank_plane, layers, tensors)
         self._introduction = Introduction(
-            plane.hello(), geometry, self._attention(next(iter(tensors))), plane.describe()
+            plane.hello(), geometry, self._attention(next(iter(tensors)), device), plane.describe()
         )
         for line in (plane.describe(), *plane.warnings()):
             logger.info("kvtier, rank %d: %s", self._rank, line)
@@ -148,11 +159,14 @@ class WorkerSide:
             disk = disk.model_copy(update={"path": folder, "size": disk.size // self._world})
         return config.model_copy(update={"host": host, "disk": disk})
 
-    def _attention(self, layer: str) -> str:
+    def _attention(self, layer: str, device: torch.device) -> str:
         """The kernel and its instruction set: they decide what lies where in a block, and how sums are rounded."""
         module = self._config.compilation_config.static_forward_context[layer]
         backend = module.get_attn_backend().get_name()
-        machine = torch.backends.cpu.get_cpu_capability()
+        if device.type == "cuda":
+            machine = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+        else:
+            machine = torch.backends.cpu.get_cpu_capability()
         return f"{backend}/{getattr(module, 'isa', 'any')}/{machine}/torch-{torch.__version__}"
 
     @property
@@ -179,6 +193,7 @@ class WorkerSide:
         rank.carry_out(order for order in step.orders if not _is_store(order))
         step_loads.begin({name: load for name, load in step.loads.items() if load.synchronous}, step.orders)
         self.layers_ask = step_loads.asks
+        self._pass_clock.begin(step.timed)
 
     def before_pass(self) -> None:
         """The model is about to compute."""
@@ -195,6 +210,7 @@ class WorkerSide:
         rank = self._rank_plane
         if rank is None:
             return
+        self._pass_clock.end()
         self._end_synchronous(step)
         for order in step.orders:
             if isinstance(order, Transfer) and order.ticket in self._spoilt:
@@ -264,7 +280,8 @@ class WorkerSide:
 
     def report(self) -> WorkerReport | None:
         news, self._news = self._news, []
-        return WorkerReport({self._rank: news}) if news else None
+        passes = self._pass_clock.take()
+        return WorkerReport({self._rank: news} if news else {}, passes) if news or passes else None
 
     def close(self) -> None:
         """Let the copies that are under way end, then give memory, threads and files back."""

@@ -3,10 +3,12 @@
     python engine.py '{"model": "/a/folder", "extra": {"host.size": "64MiB"}, "steps": [["generate", 0], ["metrics"]]}'
 
 ``extra`` null: no connector. ``processes``: front end, engine and worker in a process each, as vLLM is by default; one
-for all starts several times faster. Steps: ``generate`` [prompt number, salt], ``batch`` [prompt numbers], ``reset``
+for all starts several times faster. ``gpu``: vLLM's blocks lie on a GPU, emulated in the memory where they are; in one
+process. Steps: ``generate`` [prompt number, salt], ``batch`` [prompt numbers], ``reset``
 [connector too], ``quiet`` (until nothing is under way), ``abort`` [prompt number, after how many engine steps],
 ``spoil`` (one bit of every page in host memory), ``events`` (told by vLLM's publisher since the start: kind, medium,
-blocks), ``metrics``, ``remove`` [folder], ``disk`` [what bad_disk.py is to make of it].
+blocks), ``metrics``, ``races`` (that the emulated GPU saw), ``remove`` [folder], ``disk`` [what bad_disk.py is to make
+of it].
 """
 
 import json
@@ -36,7 +38,15 @@ def prompt(number):
 def make(plan):
     from vllm import LLM
 
-    options = {}
+    options = {
+        "dtype": "float32",
+        "max_model_len": 320,
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": DEVICE_BLOCKS,
+        "max_num_seqs": 2,
+        "enforce_eager": True,
+        "seed": 0,
+    }
     if plan["extra"] is not None:
         options["kv_transfer_config"] = {
             "kv_connector": "KVTierConnector",
@@ -45,19 +55,7 @@ def make(plan):
             "kv_connector_extra_config": plan["extra"],
         } | plan.get("connector", {})
     options |= plan.get("options", {})
-    return LLM(
-        model=plan["model"],
-        skip_tokenizer_init=True,
-        dtype="float32",
-        max_model_len=320,
-        block_size=BLOCK,
-        num_gpu_blocks_override=DEVICE_BLOCKS,
-        max_num_seqs=2,
-        enforce_eager=True,
-        seed=0,
-        disable_log_stats=False,
-        **options,
-    )
+    return LLM(model=plan["model"], skip_tokenizer_init=True, disable_log_stats=False, **options)
 
 
 def subscribe(plan):
@@ -70,11 +68,22 @@ def subscribe(plan):
     return socket
 
 
+def emulate_gpu():
+    """All of what serves one but the silicon: its queues, its copies, their ends."""
+    from kvtier.connectors.vllm import worker
+    from kvtier.tiers.cuda import CudaDevice
+    from kvtier.tiers.device import DevicePool
+
+    worker.DevicePool = lambda geometry, tensors: DevicePool(geometry, tensors, cuda=CudaDevice.emulated_device(5))
+
+
 class Driver:
     def __init__(self, plan):
         from vllm import SamplingParams
 
         self.published = subscribe(plan) if "kv_events_config" in plan.get("options", {}) else None
+        if plan.get("gpu"):
+            emulate_gpu()
         self.llm = make(plan)
         self.sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
 
@@ -106,6 +115,12 @@ class Driver:
         host = get_kv_transfer_group()._worker._plane.host
         for slot in range(host.slots):
             host.page(slot)[12345] ^= 1
+
+    def races(self):
+        """Uses of the same bytes without an order between them."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return get_kv_transfer_group()._worker._plane.device.cuda.native.races()
 
     def events(self):
         import msgspec

@@ -79,6 +79,27 @@ def test_a_step_that_waits_for_its_loads_changes_no_token_and_what_does_not_come
     assert more == 2 * FULL, "of the aborted one, and what was computed again and stored"
 
 
+def test_blocks_on_a_gpu_change_no_token(run, plain, store, page):
+    """Over an emulated one: vLLM's blocks, this package's copies in their order, and what both say of it."""
+    *results, _, races, metrics = run(
+        EXTRA | {"disk.path": str(store), "mover.verify_host": True},
+        *[["generate", n] for n in (2, 3, 0, 3, 2)],
+        ["batch", [0, 1]],
+        ["abort", 3, 1],
+        ["quiet"],
+        ["races"],
+        ["metrics"],
+        gpu=True,
+    )
+    *alone, together, _ = results
+    assert tokens([*alone, *together]) == [plain[n] for n in (2, 3, 0, 3, 2, 0, 1)]
+    assert cached([*alone, *together]) == [FULL, 0, FULL, FULL, FULL, FULL, FULL]
+    assert metrics["vllm:kvtier_loaded_tokens:disk"] >= 2 * FULL, "one of two that came together may be read ahead"
+    assert metrics["vllm:kvtier_bytes_moved:device_to_host"] == 6 * page, "of the one that no disk had"
+    assert not any(name.startswith("vllm:kvtier_failures") for name in metrics)
+    assert races == []
+
+
 def test_guessed_tokens_are_neither_stored_nor_missed(run, alone):
     """Speculative decoding without a draft model: what was accepted of the guesses is KV like any other."""
     asked = [["generate", n] for n in (100, 101, 102, 100, 101, 102)]

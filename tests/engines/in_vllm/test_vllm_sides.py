@@ -1,6 +1,7 @@
 """The connector's two sides with vLLM's types and real bytes, without a model: the ranks in one process."""
 
 import os
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +22,12 @@ from kvtier.connectors.vllm import KVTierConnector, support
 from kvtier.connectors.vllm.adapters import Adapters
 from kvtier.connectors.vllm.metadata import WorkerReport
 from kvtier.connectors.vllm.metrics import Stats
-from kvtier.connectors.vllm.scheduler import SchedulerSide
+from kvtier.connectors.vllm.pass_clock import PassClock
+from kvtier.connectors.vllm.scheduler import MOST_TIMED, SchedulerSide
 from kvtier.connectors.vllm.settings import Settings
 from kvtier.connectors.vllm.worker import WorkerSide, geometry_of
+from kvtier.tiers.cuda import CudaDevice
+from kvtier.tiers.device import DevicePool
 
 BLOCKS, HEADS, TOKENS, ROW, LAYERS = 16, 2, 32, 16, 3
 
@@ -142,8 +146,23 @@ def request(name, tokens, stem=b"a", lora=None):
     )
 
 
+@pytest.fixture(params=["host memory", "an emulated GPU"])
+def device(request, monkeypatch):
+    """Where vLLM's blocks lie: of a GPU all but the silicon is what serves one, its queues and its copies."""
+    emulated = []
+
+    def pool(geometry, tensors):
+        emulated.append(CudaDevice.emulated_device(seed=len(emulated)))
+        return DevicePool(geometry, tensors, cuda=emulated[-1])
+
+    if request.param == "an emulated GPU":
+        monkeypatch.setattr("kvtier.connectors.vllm.worker.DevicePool", pool)
+    yield emulated
+    assert [race for one in emulated for race in one.native.races()] == []
+
+
 @pytest.fixture
-def engine():
+def engine(device):
     made = []
 
     def make(extra=None, ranks=2, events=False):
@@ -252,6 +271,63 @@ def test_a_step_that_writes_a_block_waits_for_the_store_that_reads_it(engine):
     assert found == (4 * TOKENS, True)
     two.until(lambda: "c" in two.finished)
     assert all(torch.equal(x, y) for x, y in zip(content(two, [5, 6, 7, 8]), kept, strict=True))
+
+
+def test_blocks_of_another_size_than_the_schedulers_are_refused():
+    worker = WorkerSide(config(), Settings.read({"host.size": "1MiB"}, 2 * TOKENS), 0)
+    halves = {f"layer.{i}": torch.zeros(BLOCKS, HEADS, TOKENS, ROW) for i in range(LAYERS)}
+    with pytest.raises(ValueError, match="blocks of 32 tokens, but of 64 in vLLM's scheduler"):
+        worker.adopt(halves)
+
+
+def test_a_step_waits_for_a_store_behind_what_a_gpu_has_not_computed_yet(engine, device):
+    """The engine's queue is held, as where the next step is submitted before this one has been computed."""
+    one = engine(ranks=1)
+    if not device:
+        pytest.skip("host memory has no queues")
+    (gpu,) = device
+    queue = gpu.native.make_stream()
+    gpu.follow(lambda: queue)
+    first, other = request("a", TOKENS * 4 + 1), request("b", TOKENS * 4 + 1, b"b")
+    for each in (first, other):
+        one.scheduler.begin(each)
+        one.scheduler.match(each, 0)
+    gpu.native.hold(queue)
+    one.step([(first, [1, 2, 3, 4, 15], 0)])
+    one.scheduler.finish(first)
+    went_on = threading.Timer(0.2, lambda: (fill(one, [1, 2, 3, 4]), gpu.native.hold(queue, False)))
+    went_on.start()
+    one.step([(other, [3, 4, 1, 2, 15], 0)], lambda: fill(one, [1, 2, 3, 4]))
+    assert went_on.finished.is_set(), "the blocks were given to another while their store still had to read them"
+    one.until(lambda: not one.scheduler.busy)
+
+
+def test_the_speed_of_a_prefill_is_what_the_workers_say(engine, monkeypatch):
+    two = engine({"load_policy": "cost"})
+    ends = []
+    monkeypatch.setattr(PassClock, "take", lambda self: {n: 0.25 * n for n in ends})
+    costs = two.scheduler.manager.costs
+    orders = two.orders([(request("a", TOKENS * 4), [1, 2, 3, 4], 0)])
+    assert orders.timed == 0, "of a request that is not known"
+    for number in range(1, 21):
+        known = request(f"r{number}", TOKENS * 4, bytes([number]))
+        two.scheduler.begin(known)
+        assert two.orders([(known, [1, 2, 3, 4], 0)]).timed == number
+    assert len(two.scheduler._timed) == MOST_TIMED, "what nobody answers for is kept"
+    two.step()
+    assert costs.recompute(128, 0) is None
+    ends += [20, 4]
+    two.step()
+    assert costs.recompute(128, 0) == pytest.approx(5.0), "of a step that was forgotten, or not by number"
+    two.step()
+    assert 20 not in two.scheduler._timed
+    few = request("few", 8)
+    two.scheduler.begin(few)
+    assert two.orders([(few, [1], 0)]).timed == 0
+    both = [request(name, TOKENS * 4, name.encode()) for name in ("x", "y")]
+    for each in both:
+        two.scheduler.begin(each)
+    assert two.orders([(each, [1, 2, 3, 4], 0) for each in both]).timed == 0, "two at once are neither's time"
 
 
 def test_what_a_request_will_read_comes_up_from_disk_while_it_waits(engine, tmp_path):
@@ -503,7 +579,8 @@ def test_an_adapter_is_its_content(tmp_path):
         (lambda c: setattr(c.parallel_config, "pipeline_parallel_size", 2), "pipeline_parallel_size: 2: expected 1"),
         (lambda c: setattr(c.cache_config, "enable_prefix_caching", False), "enable_prefix_caching: False"),
         (lambda c: setattr(c.cache_config, "prefix_caching_hash_algo", "xxhash"), "expected sha256 or sha256_cbor"),
-        (lambda c: setattr(c.device_config, "device_type", "cuda"), "device: 'cuda': expected 'cpu'"),
+        (lambda c: setattr(c.device_config, "device_type", "tpu"), "device: 'tpu': expected 'cpu' or an NVIDIA GPU"),
+        (lambda c: setattr(c.device_config, "device_type", "cuda"), "device: 'cuda': .* unverified_gpu: true has it"),
         (lambda c: setattr(c.scheduler_config, "policy", "priority"), "scheduling_policy: 'priority': expected 'fcfs'"),
         (lambda c: None, "weights' revision is not known"),
         (lambda c: setattr(c.load_config, "load_format", "dummy"), "load_format: 'dummy'"),
@@ -522,6 +599,38 @@ def test_what_cannot_be_served_is_refused_by_name(change, said, tmp_path):
     groups.kv_cache_groups *= 2
     with pytest.raises(ConfigError, match="kv_cache_groups: 2: expected 1"):
         support.check(config(), groups, Settings.read({}, TOKENS))
+
+
+def one_group(spec):
+    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)], hash_block_size=None)
+
+
+def test_attention_is_served_whose_blocks_hold_all_that_their_tokens_left(monkeypatch):
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, RSWASpec
+
+    settings = Settings.read({}, TOKENS)
+    shape = {"block_size": TOKENS, "num_kv_heads": 1, "head_size": 576, "dtype": torch.float32}
+    assert support.check(config(), one_group(FullAttentionSpec(**shape)), settings) == []
+    assert support.check(config(), one_group(MLAAttentionSpec(**shape)), settings) == []
+    with pytest.raises(ConfigError, match="attention: RSWASpec: expected full attention"):
+        support.check(config(), one_group(RSWASpec(**shape, rswa_window=64)), settings)
+    with pytest.raises(ConfigError, match="tokens_per_state: 4: expected 1"):
+        support.check(config(), one_group(MLAAttentionSpec(**shape, tokens_per_state=4)), settings)
+
+
+def test_an_engine_on_a_gpu_is_served_where_its_operator_says_so(monkeypatch):
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    group = one_group(FullAttentionSpec(block_size=TOKENS, num_kv_heads=1, head_size=8, dtype=torch.bfloat16))
+    settings, on_gpu = Settings.read({"unverified_gpu": True}, TOKENS), config()
+    on_gpu.device_config.device_type = "cuda"
+    assert [note for note in support.check(on_gpu, group, settings) if "no run on a GPU has proven its bytes" in note]
+    on_gpu.model_config.enable_sleep_mode = True
+    with pytest.raises(ConfigError, match="enable_sleep_mode: True: expected False on a GPU"):
+        support.check(on_gpu, group, settings)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(ConfigError, match="device: 'ROCm': expected 'cpu' or an NVIDIA GPU"):
+        support.check(on_gpu, group, settings)
 
 
 def test_a_changed_interface_is_refused_by_the_name_of_the_call():
@@ -549,6 +658,7 @@ def test_a_changed_interface_is_refused_by_the_name_of_the_call():
         ({"min_load_tokens": -1}, "min_load_tokens: -1: expected a number of tokens, 0 or more"),
         ({"min_load_tokens": "many"}, "min_load_tokens: 'many'"),
         ({"block_size": 16}, f"block_size: 16: expected {TOKENS}, the engine's own"),
+        ({"unverified_gpu": 1}, "unverified_gpu: 1: expected true or false"),
     ],
 )
 def test_wrong_settings_name_the_key_and_what_is_accepted(extra, said):
@@ -566,6 +676,11 @@ def test_the_layout_is_read_from_the_strides():
     }
     for layout, tensors in views.items():
         assert geometry_of(dict(enumerate(tensors))).layout == layout
+    latent = geometry_of(dict(enumerate(flat[: 3 * 4 * 32 * 10].view(3, 4, 1, 32, 10).unbind(0))))
+    assert (latent.layout, latent.payload_bytes) == ("vllm.lbhnc", 3 * 32 * 10 * 4), "MLA: a row for each token"
+    apart = flat.view(LAYERS, HEADS, BLOCKS, TOKENS, ROW).transpose(1, 2).unbind(0)
+    with pytest.raises(ValueError, match="heads lie apart; expected them together: VLLM_KV_CACHE_LAYOUT=LBHNC"):
+        geometry_of(dict(enumerate(apart)))
     with pytest.raises(ValueError, match="expected all of one shape"):
         geometry_of({"a": flat.view(-1, 2, 32, 16), "b": flat.view(-1, 1, 64, 16)})
     with pytest.raises(ValueError, match=r"expected \[blocks, KV heads, tokens, K and V\]"):
@@ -583,4 +698,6 @@ def test_stats_add_up_over_steps_and_gauges_do_not():
 
 
 def test_reports_of_ranks_are_kept_apart():
-    assert WorkerReport({0: [1]}).aggregate(WorkerReport({1: [2]})).told == {0: [1], 1: [2]}
+    both = WorkerReport({0: [1]}, {7: 0.5, 8: 0.1}).aggregate(WorkerReport({1: [2]}, {7: 0.6, 9: 0.2}))
+    assert both.told == {0: [1], 1: [2]}
+    assert both.passes == {7: 0.6, 8: 0.1, 9: 0.2}, "a pass takes as long as the slowest rank"
