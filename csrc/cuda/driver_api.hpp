@@ -17,8 +17,8 @@ using Pointer = unsigned long long;
 
 inline constexpr Result kSuccess = 0, kOutOfMemory = 2, kNotReady = 600, kUnknown = 999;
 // Refusals that have to do with a capture into a graph, from the first to the last.
-inline constexpr Result kCaptureUnsupported = 900, kCaptureInvalidated = 901, kCaptureUnjoined = 904,
-                        kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907,
+inline constexpr Result kCaptureUnsupported = 900, kCaptureInvalidated = 901, kCaptureMerge = 902,
+                        kCaptureUnjoined = 904, kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907,
                         kCaptureWrongThread = 908;
 constexpr bool is_of_capture(Result result) { return result >= kCaptureUnsupported && result <= kCaptureWrongThread; }
 // After these nothing runs in the context any more: cuda.h says so of each, or that the driver or context is gone; of

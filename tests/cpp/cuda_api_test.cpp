@@ -15,6 +15,7 @@ static_assert(api::kSuccess == CUDA_SUCCESS && api::kNotReady == CUDA_ERROR_NOT_
 static_assert(api::kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY && api::kUnknown == CUDA_ERROR_UNKNOWN);
 static_assert(api::kCaptureUnsupported == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 static_assert(api::kCaptureInvalidated == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+static_assert(api::kCaptureMerge == CUDA_ERROR_STREAM_CAPTURE_MERGE);
 static_assert(api::kCaptureUnjoined == CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
 static_assert(api::kCaptureIsolation == CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
 static_assert(api::kCaptureImplicit == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);

@@ -92,6 +92,20 @@ TEST_CASE("control: the played driver refuses what the real one does, and the ca
   CHECK(raw.event_record(event, captured) == kSuccess);
   CHECK(raw.stream_wait(other, event, 0) == kSuccess);
   CHECK(driver.end_capture(captured) == kCaptureUnjoined);
+  driver.begin_capture(captured);
+  driver.begin_capture(other);
+  CHECK(raw.event_record(event, captured) == kSuccess);
+  CHECK(raw.stream_wait(other, event, 0) == kCaptureMerge);
+  for (const Stream stream : {captured, other}) CHECK(driver.end_capture(stream) == kCaptureInvalidated);
+  CHECK(raw.event_record(event, other) == kSuccess);  // and of no capture
+  for (const bool waits : {true, false}) {
+    for (const bool blocking : {true, false}) {
+      driver.begin_capture(captured, kModeRelaxed, blocking);
+      CHECK((waits ? raw.stream_wait(nullptr, event, 0) : raw.stream_finish(nullptr)) ==
+            (blocking ? kCaptureImplicit : kSuccess));
+      CHECK(driver.end_capture(captured) == (blocking ? kCaptureInvalidated : kSuccess));
+    }
+  }
   device->free_event(event);
   for (const Stream stream : {captured, other}) emulated->free_stream(stream);
 }
