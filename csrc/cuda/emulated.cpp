@@ -10,55 +10,13 @@
 #include "common/forks.hpp"
 
 namespace kvtier::cuda {
-namespace {
-
-using VectorClock = std::vector<std::uint64_t>;
-
-void join(VectorClock& clock, const VectorClock& other) {
-  if (clock.size() < other.size()) clock.resize(other.size());
-  for (std::size_t i = 0; i < other.size(); ++i) clock[i] = std::max(clock[i], other[i]);
-}
-
-std::uint64_t at(const VectorClock& clock, std::size_t agent) { return agent < clock.size() ? clock[agent] : 0; }
-
-std::uint64_t tick(VectorClock& clock, std::size_t agent) {
-  if (clock.size() <= agent) clock.resize(agent + 1);
-  return ++clock[agent];
-}
-
-// What a launch reads and writes.
-std::vector<Emulated::Use> uses_of(Kernel kernel, const PageLaunch& launch, unsigned blocks) {
-  const int way = static_cast<int>(kernel) % 3;  // gather, scatter, sum
-  std::vector<Emulated::Use> uses;
-  for (U32 p = 0; p < launch.pages; ++p) {
-    const PageEntry& page = launch.page[p];
-    if (way != 2) {
-      const U64 end = way == 0 ? std::max(launch.end, launch.padded) : launch.end;
-      uses.push_back({reinterpret_cast<void*>(page.page + launch.begin), end - launch.begin, way == 0});
-    }
-    for (U32 s = 0; s < launch.segment_count; ++s) {
-      const SegmentEntry& segment = launch.segments[s];
-      const U64 from = std::max(segment.first, launch.begin), to = std::min(launch.segments[s + 1].first, launch.end);
-      if (from >= to) continue;
-      const U64 at = segment.base + page.slot * segment.stride + (from - segment.first);
-      uses.push_back({reinterpret_cast<void*>(at), to - from, way == 1});
-    }
-  }
-  if (launch.sums != nullptr) {
-    uses.push_back({launch.sums, (launch.pages + blocks) * kWarps * sizeof(LaneSum), true});
-  }
-  return uses;
-}
-
-}  // namespace
-
 Emulated::Emulated(std::uint64_t seed, bool watch, const Faults& faults)
     : watch_(watch), faults_(faults), process_(fork_generation()), random_(seed) {
   facts_.name = "an emulated device";
   facts_.processors = 132;
   facts_.batches = facts_.emulated = true;
   const std::lock_guard lock(mutex_);
-  queues_[nullptr] = std::make_unique<Queue>();
+  queues_[nullptr] = std::make_shared<Queue>();
   queues_[nullptr]->agent = agents_++;
   thread_ = std::thread([this] { run(); });
 }
@@ -75,10 +33,10 @@ Emulated::~Emulated() {
 
 // ---- queues ------------------------------------------------------------------------------------------------------
 
-Emulated::Queue& Emulated::queue_of(Stream stream) {
+const std::shared_ptr<Emulated::Queue>& Emulated::queue_of(Stream stream) {
   const auto found = queues_.find(stream);
   if (found == queues_.end() || found->second->freed) throw Error("CUDA_ERROR_INVALID_HANDLE: no such stream");
-  return *found->second;
+  return found->second;
 }
 
 // Every call that the driver may refuse, or let wait, begins here.
@@ -93,7 +51,7 @@ std::unique_lock<std::mutex> Emulated::entered() {
 }
 
 void Emulated::push(Stream stream, Work work) {
-  Queue& queue = queue_of(stream);
+  Queue& queue = *queue_of(stream);
   work.host = host_;
   queue.work.push_back(std::move(work));
   changed_.notify_all();
@@ -112,24 +70,30 @@ void Emulated::run() {
 }
 
 Emulated::Queue* Emulated::choose() {
-  std::vector<Queue*> ready;
+  const auto may_run = [](const Queue& queue) {
+    if (queue.held || queue.busy || queue.work.empty()) return false;
+    const std::shared_ptr<Mark>& mark = queue.work.front().waits_for;
+    return mark == nullptr || mark->passed;
+  };
+  std::size_t ready = 0;
+  for (const auto& [stream, queue] : queues_) ready += may_run(*queue);
+  if (ready == 0) return nullptr;
+  std::size_t before = random_() % ready;  // of those that may run
   for (const auto& [stream, queue] : queues_) {
-    if (queue->held || queue->busy || queue->work.empty()) continue;
-    const std::shared_ptr<Mark>& mark = queue->work.front().waits_for;
-    if (mark == nullptr || mark->passed) ready.push_back(queue.get());
+    if (may_run(*queue) && before-- == 0) return queue.get();
   }
-  return ready.empty() ? nullptr : ready[random_() % ready.size()];
+  return nullptr;
 }
 
 void Emulated::perform(Queue& queue, std::unique_lock<std::mutex>& lock) {
   Work work = std::move(queue.work.front());
   queue.work.pop_front();
   queue.busy = true;
-  join(queue.clock, work.host);
-  if (work.waits_for) join(queue.clock, work.waits_for->clock);
-  tick(queue.clock, queue.agent);
+  queue.clock.join(work.host);
+  if (work.waits_for) queue.clock.join(work.waits_for->clock);
+  queue.clock.tick(queue.agent);
   if (watch_) {
-    for (const Use& use : work.uses) note(work.name, queue.agent, queue.clock, use);
+    for (const Use& use : work.uses) uses_.note(work.name, queue.agent, queue.clock, use);
   }
   if (work.is_call) lock.unlock();
   if (work.run) work.run();
@@ -141,18 +105,18 @@ void Emulated::perform(Queue& queue, std::unique_lock<std::mutex>& lock) {
   queue.busy = false;
 }
 
-void Emulated::note(const std::string& name, std::size_t agent, const VectorClock& clock, const Use& use) {
-  const auto first = reinterpret_cast<std::uintptr_t>(use.memory), end = first + use.bytes;
-  std::erase_if(accesses_, [&](const Access& old) {
-    if (old.end <= first || end <= old.first) return false;
-    const bool ordered = at(clock, old.agent) >= old.time;
-    if (!ordered && (old.writes || use.writes) && races_.size() < 100) {
-      races_.push_back(old.name + (old.writes ? " writes" : " reads") + " what " + name +
-                       (use.writes ? " writes" : " reads") + ", and nothing orders the two");
-    }
-    return ordered && old.first >= first && old.end <= end && (use.writes || !old.writes);
-  });
-  accesses_.push_back({first, end, agent, at(clock, agent), use.writes, name});
+// A kernel reaches the device's memory, and of the host's what is pinned.
+void Emulated::check_reached(const std::string& name, const Use& page) {
+  const bool reached = where(pins_, page.memory, page.bytes) == Where::kInside ||
+                       where(memory_, page.memory, page.bytes) == Where::kInside;
+  if (!reached) uses_.tell(name + " touches a page that is not pinned");
+}
+
+void Emulated::check_registrations(const Work& work) {
+  for (const Use& use : work.uses) {
+    if (where(pins_, use.memory, use.bytes) == Where::kAcross)
+      uses_.tell(work.name + " reaches over a registration's end");
+  }
 }
 
 // ---- the runtime -------------------------------------------------------------------------------------------------
@@ -160,7 +124,7 @@ void Emulated::note(const std::string& name, std::size_t agent, const VectorCloc
 Stream Emulated::make_stream() {
   const auto lock = entered();
   const auto stream = reinterpret_cast<Stream>(next_name_++);
-  queues_[stream] = std::make_unique<Queue>();
+  queues_[stream] = std::make_shared<Queue>();
   queues_[stream]->agent = agents_++;
   return stream;
 }
@@ -188,12 +152,13 @@ void Emulated::free_event(Event event) noexcept {
 
 void Emulated::record(Event event, Stream stream) {
   const auto lock = entered();
-  auto mark = std::make_shared<Mark>();
-  events_.at(event) = mark;
+  std::shared_ptr<Mark>& last = events_.at(event);
+  const auto mark = std::make_shared<Mark>();
   Work work;
   work.name = "a record";
-  work.records = std::move(mark);
+  work.records = mark;
   push(stream, std::move(work));
+  last = mark;  // not where that was refused: the event is what it was
 }
 
 void Emulated::wait(Stream stream, Event event) {
@@ -212,22 +177,23 @@ bool Emulated::done(Event event) {
   const std::shared_ptr<Mark> mark = events_.at(event);
   if (mark == nullptr) return true;
   if (!mark->passed) return ++looks_ == faults_.early_done;
-  join(host_, mark->clock);
+  host_.join(mark->clock);
   return true;
 }
 
 bool Emulated::record_behind(Event event, Stream engine) {
   {
     const auto lock = entered();
-    if (queue_of(engine).captured) return false;
+    if (queue_of(engine)->captured) return false;
   }
   record(event, engine);
-  return true;
+  const std::lock_guard lock(mutex_);
+  return !queue_of(engine)->captured;  // it may have begun meanwhile
 }
 
 void Emulated::capture(Stream stream, bool on) {
   const std::lock_guard lock(mutex_);
-  queue_of(stream).captured = on;
+  queue_of(stream)->captured = on;
 }
 
 void Emulated::count_order() {
@@ -240,6 +206,7 @@ void Emulated::copy(void* to, const void* from, std::size_t bytes, Stream stream
   Work work;
   work.name = "a copy";
   work.uses = {{from, bytes, false}, {to, bytes, true}};
+  check_registrations(work);
   work.run = [=] { std::memcpy(to, from, bytes); };
   push(stream, std::move(work));
 }
@@ -254,9 +221,10 @@ void Emulated::copy_list(const CopyList& list, Stream stream) {
     work.uses.push_back({reinterpret_cast<void*>(list.from[i]), list.bytes[i], false});
     work.uses.push_back({reinterpret_cast<void*>(list.to[i]), list.bytes[i], true});
   }
+  check_registrations(work);
   work.run = [this, &list, then = list] {
     if (list.to != then.to || list.from != then.from || list.bytes != then.bytes) {
-      races_.push_back("a list of copies was changed before they ran");
+      uses_.tell("a list of copies was changed before they ran");
       return;
     }
     for (std::size_t i = 0; i < list.size(); ++i) {
@@ -271,7 +239,11 @@ void Emulated::launch(Kernel kernel, const PageLaunch& launch, unsigned blocks, 
   count_order();
   Work work;
   work.name = kernel_name(kernel);
-  if (watch_) work.uses = uses_of(kernel, launch, blocks);
+  if (watch_) {
+    LaunchUses uses = uses_of(kernel, launch, blocks);
+    for (std::size_t i = 0; i < uses.pages; ++i) check_reached(work.name, uses.all[i]);
+    work.uses = std::move(uses.all);
+  }
   work.run = [=] { run_on_cpu(kernel, launch, blocks); };
   push(stream, std::move(work));
 }
@@ -287,9 +259,9 @@ void Emulated::call(Stream stream, void (*function)(void*), void* context) {
 
 void Emulated::finish(Stream stream) {
   auto lock = entered();
-  Queue& queue = queue_of(stream);
-  changed_.wait(lock, [&] { return queue.work.empty() && !queue.busy; });
-  join(host_, queue.clock);
+  const std::shared_ptr<Queue> queue = queue_of(stream);  // which another thread may free meanwhile
+  changed_.wait(lock, [&] { return queue->work.empty() && !queue->busy; });
+  host_.join(queue->clock);
 }
 
 void* Emulated::device_memory(std::size_t bytes) {
@@ -304,9 +276,7 @@ void* Emulated::device_memory(std::size_t bytes) {
 
 void Emulated::free_device(void* memory) noexcept {
   const std::lock_guard lock(mutex_);
-  const auto first = reinterpret_cast<std::uintptr_t>(memory);
-  const auto end = first + memory_[memory];
-  std::erase_if(accesses_, [&](const Access& old) { return old.first < end && first < old.end; });
+  uses_.forget(memory, memory_[memory]);
   memory_.erase(memory);
   std::free(memory);
 }
@@ -320,7 +290,19 @@ void Emulated::pin(void* memory, std::size_t bytes) {
 
 void Emulated::unpin(void* memory) noexcept {
   const std::lock_guard lock(mutex_);
-  pins_.erase(memory);
+  const auto found = pins_.find(memory);
+  if (found == pins_.end()) return;
+  Regions going;
+  going[memory] = found->second;
+  pins_.erase(found);
+  for (const auto& [stream, queue] : queues_) {
+    for (const Work& work : queue->work) {
+      const bool uses = std::any_of(work.uses.begin(), work.uses.end(), [&](const Use& use) {
+        return where(going, use.memory, use.bytes) != Where::kOutside;
+      });
+      if (uses) uses_.tell("memory is unpinned that " + work.name + " has yet to use");
+    }
+  }
 }
 
 bool Emulated::owns(const void*, std::string*) {
@@ -333,10 +315,10 @@ bool Emulated::owns(const void*, std::string*) {
 void Emulated::host_uses(const void* memory, std::size_t bytes, bool writes) noexcept {
   const std::lock_guard lock(mutex_);
   try {
-    tick(host_, 0);
-    if (watch_) note("the host", 0, host_, {memory, bytes, writes});
+    host_.tick(0);
+    if (watch_) uses_.note("the host", 0, host_, {memory, bytes, writes});
   } catch (const std::bad_alloc&) {
-    ++unwatched_;  // races() says so: whoever finds none shall know that all was watched
+    uses_.missed();
   }
 }
 
@@ -351,7 +333,7 @@ void Emulated::compute(Stream stream, std::vector<Use> uses, std::function<void(
 
 void Emulated::hold(Stream stream, bool held) {
   const std::lock_guard lock(mutex_);
-  queue_of(stream).held = held;
+  queue_of(stream)->held = held;
   changed_.notify_all();
 }
 
@@ -385,10 +367,7 @@ std::vector<Stream> Emulated::streams() const {
 
 std::vector<std::string> Emulated::races() const {
   const std::lock_guard lock(mutex_);
-  std::vector<std::string> found = races_;
-  if (unwatched_ != 0)
-    found.push_back(std::to_string(unwatched_) + " uses by the host went unwatched for want of memory");
-  return found;
+  return uses_.found();
 }
 std::uint64_t Emulated::waits() const {
   const std::lock_guard lock(mutex_);

@@ -4,7 +4,9 @@
 // It also watches. Each stream and the host have a vector clock, as in a race detector: recording, waiting and looking
 // at events are all that carries order from one to another. Two uses of the same bytes, one of them a write, with
 // nothing that orders them are reported, whether or not they did harm in this run. Uses by the engine are told to
-// compute(), uses by the CPU to host_uses(). Host threads count as one, since locks order them.
+// compute(), uses by the CPU to host_uses(). Host threads count as one, since locks order them. Told is also what a
+// real device would refuse: a kernel that touches a page of the host which is not pinned, a copy that begins in one
+// registration and ends outside of it, and to unpin what queued work has yet to use.
 #pragma once
 
 #include <condition_variable>
@@ -20,14 +22,10 @@
 #include <vector>
 
 #include "cuda/runtime.hpp"
+#include "cuda/use_watch.hpp"
 
 namespace kvtier::cuda {
 
-struct MemoryUse {
-  const void* memory;
-  std::size_t bytes;
-  bool writes;
-};
 // What goes wrong on purpose; counted from 1, 0 is never.
 struct EmulatedFaults {
   std::uint64_t skip_wait = 0;    // this wait of a stream for an event does not happen
@@ -80,17 +78,16 @@ class Emulated final : public Runtime {
   void run_out();                       // until nothing is queued anywhere, also on streams that were freed
   std::vector<Stream> streams() const;  // that were made and not freed, oldest first
 
-  std::vector<std::string> races() const;
-  std::uint64_t waits() const;   // of streams for events
-  std::uint64_t looks() const;   // at events that had not passed
-  std::uint64_t orders() const;  // copies, lists and launches
-  std::uint64_t calls() const;   // that can be refused
+  std::vector<std::string> races() const;  // all that was told
+  std::uint64_t waits() const;             // of streams for events
+  std::uint64_t looks() const;             // at events that had not passed
+  std::uint64_t orders() const;            // copies, lists and launches
+  std::uint64_t calls() const;             // that can be refused
   std::size_t pinned_bytes() const;
   std::size_t allocated() const;  // pieces of memory, streams and events that were not freed
 
  private:
-  using VectorClock = std::vector<std::uint64_t>;  // by agent: 0 the host, then the streams in order of creation
-  struct Mark {                                    // one recording of an event
+  struct Mark {  // one recording of an event
     bool passed = false;
     VectorClock clock;
   };
@@ -109,22 +106,15 @@ class Emulated final : public Runtime {
     bool held = false, busy = false, captured = false, freed = false;
     bool has_run_out() const { return freed && work.empty() && !busy; }
   };
-  struct Access {
-    std::uintptr_t first, end;
-    std::size_t agent;
-    std::uint64_t time;
-    bool writes;
-    std::string name;
-  };
-
   void run();
   void push(Stream stream, Work work);
   Queue* choose();
   void perform(Queue& queue, std::unique_lock<std::mutex>& lock);
-  void note(const std::string& name, std::size_t agent, const VectorClock& clock, const Use& use);
+  void check_reached(const std::string& name, const Use& page);
+  void check_registrations(const Work& work);
   std::unique_lock<std::mutex> entered();
   void count_order();
-  Queue& queue_of(Stream stream);
+  const std::shared_ptr<Queue>& queue_of(Stream stream);
 
   const bool watch_;
   const Faults faults_;
@@ -133,16 +123,14 @@ class Emulated final : public Runtime {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::mt19937_64 random_;
-  std::map<Stream, std::unique_ptr<Queue>> queues_;  // null is the default stream
+  std::map<Stream, std::shared_ptr<Queue>> queues_;  // null is the default stream
   std::map<Event, std::shared_ptr<Mark>> events_;
-  std::map<void*, std::size_t> memory_, pins_;
+  Regions memory_, pins_;
   VectorClock host_;
-  std::size_t agents_ = 1;
+  std::size_t agents_ = 1;  // 0 the host, then the streams in order of creation
   std::uintptr_t next_name_ = 0x1000;
-  std::vector<Access> accesses_;
-  std::vector<std::string> races_;
+  UseWatch uses_;
   std::uint64_t waits_ = 0, looks_ = 0, orders_ = 0, pin_calls_ = 0, calls_ = 0;
-  std::uint64_t unwatched_ = 0;  // uses for which there was no memory
   unsigned stalled_ = 0;
   bool stop_ = false, stalls_ = false;
   std::thread thread_;
