@@ -1,6 +1,7 @@
 #include "mover/mover.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 
 #include "common/forks.hpp"
@@ -68,7 +69,18 @@ void Mover::check(const MoverOptions& options) const {
 }
 
 Mover::~Mover() {
-  if (!close() && parts_->io && parts_->io->blocked()) static_cast<void>(parts_.release());  // its thread may come back
+  if (close()) return;
+  const bool blocked = parts_->io && parts_->io->blocked();        // its thread may come back,
+  const bool stuck = parts_->streams && parts_->streams->stuck();  // or the device call whoever waited for it
+  if (blocked || stuck) leave();
+}
+
+void Mover::leave() {
+  static std::atomic<Parts*> left{nullptr};  // all of them
+  Parts* const parts = parts_.release();
+  parts->left_before = left.load();
+  while (!left.compare_exchange_weak(parts->left_before, parts)) {
+  }
 }
 
 Mover::Parts& Mover::parts() const {

@@ -87,8 +87,10 @@ class Mover {
     std::unique_ptr<StreamExecutor> streams;  // or of one with queues
     std::unique_ptr<IoExecutor> io;
     std::mutex closing;  // a thread can be joined once only
+    Parts* left_before = nullptr;
   };
   Parts& parts() const;
+  void leave();  // them to what may still use them, for as long as the process lives
   void check(const MoverOptions& options) const;
   void check(const Order& order) const;
   void check_cuts(const Order& order) const;

@@ -10,7 +10,7 @@ using namespace kvtier::test;
 
 namespace kvtier::test {
 
-const DeviceRig* left_behind = nullptr;  // seen from everywhere: so nobody leaves the pointer out, or calls it a leak
+const DeviceRig* left_behind[2];  // seen from everywhere: so nobody leaves the pointers out, or calls it a leak
 
 }
 
@@ -178,7 +178,24 @@ TEST_CASE("a device that never answers is left alone at the close, and what wait
   CHECK(!rig->mover->close());
   CHECK(hop(rig->next(1), 0) == all(PageStatus::kCancelled, 8));
   rig->runtime->hold(rig->engine, false);
-  left_behind = rig.release();  // what the device may still touch stays
+  left_behind[0] = rig.release();  // what the device may still touch stays
+}
+
+TEST_CASE("a device that answers after all finds whom it calls, also when the mover is gone") {
+  MoverOptions mover;
+  mover.close_limit = std::chrono::milliseconds(50);
+  CopierOptions options;
+  options.host_calls = true;
+  auto rig = std::make_unique<DeviceRig>(options, 512, 1, EmulatedFaults{}, mover);
+  rig->runtime->hold(rig->engine);
+  rig->queue_write(run_of(0, 8), 1);
+  REQUIRE(rig->submit(1, {D, H}, run_of(0, 8), run_of(0, 8)) == Submit::kAccepted);
+  while (rig->runtime->orders() < 2) std::this_thread::yield();
+  CHECK(!rig->mover->close());
+  rig->mover.reset();
+  rig->runtime->hold(rig->engine, false);
+  rig->runtime->run_out();  // and with it the calls
+  left_behind[1] = rig.release();
 }
 
 TEST_CASE("options and memory that make no sense are named") {
