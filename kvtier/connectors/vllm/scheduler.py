@@ -225,8 +225,10 @@ class SchedulerSide:
                 stores = self._store(request, tokens, scheduled)
                 if (load := self._loads.get(request_id)) is not None:  # what it computes depends on it
                     self._loads[request_id] = replace(load, stores=stores)
-        for request_id in scheduled.preempted_req_ids or ():
-            self._waiting.enter(request_id, first=True)
+        for request_id in scheduled.preempted_req_ids or ():  # by a reset: it may have begun again, or ended, since
+            begun = request_id in scheduled.num_scheduled_tokens or request_id in self._loads
+            if request_id in self._requests and not begun:
+                self._waiting.enter(request_id, first=True)
         if len(self._waiting):
             self._announce()
         idle = scheduled.total_num_scheduled_tokens == 0

@@ -261,6 +261,7 @@ class Engine:
         if self.wanted:
             scheduled = self.scheduler.schedule()
             self.flying.append((scheduled, self.execute(scheduled)))
+            self.check_who_waits()
             if self.random.random() < self.aborts:
                 self.abort()
             if len(self.flying) <= self.ahead:
@@ -277,6 +278,11 @@ class Engine:
     @property
     def in_flight(self):
         return {name for scheduled, _ in self.flying for name in scheduled.num_scheduled_tokens}
+
+    def check_who_waits(self):
+        for name in self.side._waiting._announced:
+            status = self.scheduler.requests[name].status if name in self.scheduler.requests else "gone"
+            assert status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{name} is said to wait and is {status}"
 
     def hear(self):
         """The output of the oldest step comes to the scheduler."""

@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the environment that `make test-vllm` makes")
 
+from vllm.v1.request import RequestStatus
+
 from kvtier.catalog import Tier
 from kvtier.sim.plane import Faults
 from tests.engines.in_vllm.stories import CALM, Engine
@@ -101,4 +103,19 @@ def test_a_block_that_only_the_last_output_settles_is_left_to_whoever_continues(
     engine.ask("second", text, 65, 1, stop=text[99])
     engine.finish()
     assert engine.side.manager.stats().slots["host"]["ready"] == 2
+    engine.look()
+
+
+@pytest.mark.parametrize("prompt", [20, 40], ids=["computes", "loads"])
+def test_who_a_reset_preempts_waits_only_until_it_begins_again_or_ends(prompt, engine):
+    engine, text = engine(), list(range(400))
+    engine.ask("goes on", text, prompt, 20, stop=text[99])
+    engine.ask("ends", text, prompt, 20, stop=text[99])
+    for _ in range(10):
+        engine.step()
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    engine.scheduler.finish_requests("ends", RequestStatus.FINISHED_ABORTED)
+    engine.step()
+    assert not len(engine.side._waiting)
+    engine.finish()
     engine.look()
