@@ -259,6 +259,11 @@ class Catalog:
         stay held as they are. A page may have come there by another request, and is nobody's then."""
         self.native.hold_in(_number("request", request, _U64), tier)
 
+    def hand_over(self, source: int, into: int) -> None:
+        """The nodes that the one request keeps alive and the pages that come for it are the other's from now on; the
+        one ends. ValueError for one that holds slots or was promised pages."""
+        self.native.hand_over(source, into)
+
     def release(self, request: int) -> bool:
         """Let go of everything that ``request`` holds. False: it held nothing."""
         return bool(self.native.release(_number("request", request, _U64)))
@@ -280,18 +285,19 @@ class Catalog:
         request: int = 0,
         backed_only: bool = False,
         cold: bool = False,
+        due: float = 0.0,
     ) -> Reservation:
         """Open a transfer of the nodes' pages along ``path``, for the longest prefix of ``nodes`` for which it can be
         had.
 
         For each node, all or nothing: its page in ``path[0]`` is ready and gets pinned, those in the other owned
         tiers are absent and become filling. With ``request`` the final page is pinned for it as well. ``backed_only``
-        evicts only pages that a lower owned tier still holds. ``cold``: being copied is no use of a page of
+        is for what nobody has asked for yet: it evicts only pages that a lower owned tier still holds, and none
+        that was foreseen to be needed by ``due``, 0 for whenever. ``cold``: being copied is no use of a page of
         ``path[0]``; what nobody else pins meanwhile is the next to be evicted, as it was.
         """
-        return Reservation(
-            *self.native.reserve(list(path), _ids("nodes", nodes), _number("request", request, _U64), backed_only, cold)
-        )
+        number = _number("request", request, _U64)
+        return Reservation(*self.native.reserve(list(path), _ids("nodes", nodes), number, backed_only, cold, due))
 
     def settle(self, ticket: int, status: ArrayLike) -> bool:
         """Say what became of a transfer's pages: ``status`` uint8 ``[hops, count]`` of ``PageStatus``.
@@ -331,9 +337,10 @@ class Catalog:
         """Remove the nodes' pages from ``tier``, where ready and unpinned. Returns how many."""
         return int(self.native.drop(tier, _ids("nodes", nodes)))
 
-    def drop_left(self, tier: Tier, nodes: SomeNodes) -> int:
-        """As ``drop``, of those nodes that there are still."""
-        return self.native.drop_left(tier, nodes)
+    def drop_ahead(self, tier: Tier, nodes: SomeNodes) -> int:
+        """As ``drop``, of those pages that came by a ``backed_only`` reserve and that nobody has matched since. Some of
+        the nodes may have ended."""
+        return self.native.drop_ahead(tier, nodes)
 
     def foresee(
         self,
@@ -344,9 +351,13 @@ class Catalog:
         source: Tier,
         lost: bool,
         request: int,
+        now: float = 0.0,
+        due: float = 0.0,
     ) -> tuple[list[int], list[int]]:
         """Look for the cached prefix of ``labels`` and keep its nodes alive for ``request``; their pages are free to
         go, and stay as cold as they are. ``labels`` are those of ``match``, or the content that makes them.
+        With ``due``, a time after ``now``, no ``backed_only`` reserve for what is needed later takes their place
+        until then.
 
         Returns the nodes of its blocks [first, last), None for all, and those of them whose fastest page is in
         ``source`` and which nobody is bringing up. Where ``source`` is ``lost``, its pages end the prefix.
@@ -354,8 +365,8 @@ class Catalog:
         until = _U32 if last is None else last
         if isinstance(labels, Content):
             self._require_content()
-            return self.native.foresee(root, labels.native, first, until, source, lost, request)
-        return self.native.foresee(root, self._labels(labels), first, until, source, lost, request)
+            return self.native.foresee(root, labels.native, first, until, source, lost, request, now, due)
+        return self.native.foresee(root, self._labels(labels), first, until, source, lost, request, now, due)
 
     def cold(self, tier: Tier, n: int, lower: Tier) -> NodeIds:
         """Of the ``n`` next pages to be evicted from ``tier`` those that are absent in ``lower``, parents before

@@ -23,26 +23,48 @@ _FEW = 64  # entries that are not worth sweeping
 
 @dataclass(slots=True, eq=False)
 class Hint:
-    """Of a request: what it will read, and what has been done about it."""
+    """Of a request: what it will read, and what has been done about it.
+
+    nodes     |<- wanted: brought ->|<- wanted: still to be ->|     of ``found``, those that the disk alone had
+              0                  issued                      end
+    """
 
     name: str
     foresee: Foresee
     due: float
     request: int
+    """Of the catalog, which holds what was brought for it."""
     wanted: list[int] | None = None
-    """Nodes that are on disk only, held by ``request``; None: not looked for yet."""
+    """None: not looked for yet."""
     found: list[int] = field(default_factory=list)
     """All its nodes."""
+    seen: float = 0.0
+    """When these were looked for last."""
+    stale: bool = False
+    """Whether others had some of it brought who will not come: look again."""
     lifted: list[int] = field(default_factory=list)
     """Those that were sent on to the device."""
     issued: int = 0
     turn: int = 0
     """Which of its entries in the queues counts: the one that was pushed last."""
+    again: float = 0.0
+    """Nothing is sent on for it before."""
     soon: bool = False
     """Whether it waits for its turn to go on to the device."""
     rests: bool = False
     """Whether no more is ordered for it until it is scheduled anew."""
     tickets: set[int] = field(default_factory=set)
+    """Of what is on its way to host memory."""
+    lifts: set[int] = field(default_factory=set)
+    """Of what was sent on to the device."""
+
+    @property
+    def brought(self) -> list[int]:
+        return self.wanted[: self.issued] if self.wanted is not None else []
+
+    def names(self, place: int, node: int) -> bool:
+        """Whether this is one of its nodes, in this place."""
+        return len(self.found) > place and self.found[place] == node
 
 
 Queue: TypeAlias = list[tuple[float, int, Hint]]
@@ -61,6 +83,8 @@ class Hints:
         self.coming: Queue = []
         self.soon: deque[Hint] = deque()
         """Those from ``coming`` whose time it is, which go when all of theirs is in host memory."""
+        self._aside: deque[tuple[float, int, Hint]] = deque()
+        """Those from ``urgent`` for which nothing could be had: when to try again."""
 
     def schedule(self, hint: Hint) -> None:
         """It is new, or will start at another time."""
@@ -71,16 +95,33 @@ class Hints:
             heapify(self.overdue)
             self.urgent = list(self.overdue)
             self.coming = list(self.overdue) if self._lifts else []
+            self._aside.clear()
             return
         for queue in (self.urgent, self.overdue, self.coming) if self._lifts else (self.urgent, self.overdue):
             heappush(queue, (hint.due, hint.turn, hint))
+
+    def bring_more(self, hint: Hint) -> None:
+        """Some of it is to be brought (again)."""
+        heappush(self.urgent, (hint.due, hint.turn, hint))
+
+    def put_aside(self, until: float) -> None:
+        """Pass over the most urgent one. Each time until a later one."""
+        _, turn, hint = heappop(self.urgent)
+        self._aside.append((until, turn, hint))
+
+    def take_up(self, now: float) -> None:
+        """Those that were put aside until now are as urgent as they were."""
+        while self._aside and self._aside[0][0] <= now:
+            _, turn, hint = self._aside.popleft()
+            if self.lives(hint) and hint.turn == turn:
+                self.bring_more(hint)
 
     def forget(self, hint: Hint) -> None:
         """It has ended."""
         del self.by_name[hint.name]
         hint.foresee, hint.found, hint.wanted = _nothing, [], None
         if not self.by_name:
-            for queue in (self.urgent, self.overdue, self.coming, self.soon):
+            for queue in (self.urgent, self.overdue, self.coming, self.soon, self._aside):
                 queue.clear()
 
     def lives(self, hint: Hint) -> bool:
@@ -102,6 +143,17 @@ class Hints:
         heappop(queue)
         return hint
 
+    def sharing(self, hint: Hint) -> tuple[Hint | None, list[Hint]]:
+        """Who named all that was brought for this one, of several the first to start; and who named some of it."""
+        brought = set(hint.brought)
+        places = [place for place, node in enumerate(hint.found) if node in brought]
+        if not places:
+            return None, []
+        first, last = places[0], places[-1]
+        others = [each for each in self.by_name.values() if each is not hint and each.names(first, hint.found[first])]
+        whole = [each for each in others if each.names(last, hint.found[last])]
+        return min(whole, key=lambda each: each.due, default=None), others
 
-def _nothing(request: int, lost: bool) -> tuple[list[int], list[int]]:
+
+def _nothing(request: int, lost: bool, now: float, due: float) -> tuple[list[int], list[int]]:
     return [], []

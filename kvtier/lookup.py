@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SCRATCH", "Foresee", "Lookup"]
 
-Foresee: TypeAlias = "Callable[[int, bool], tuple[list[int], list[int]]]"
+Foresee: TypeAlias = "Callable[[int, bool, float, float], tuple[list[int], list[int]]]"
 """Looks for what a request will read: :meth:`Lookup.foresee` of its blocks, for a catalog's request id, the disk being
-lost or not."""
+lost or not, now, by when."""
 
 SCRATCH = 1
 """The catalog's request id for what no request asks, such as hints: a lease of its lives only inside one call."""
@@ -73,18 +73,26 @@ class Lookup:
         return self._catalog.extend(parts, DEVICE) if parts else []
 
     def foresee(
-        self, space: bytes, labels: Content | Hashes, first: int, last: int | None, request: int, lost: bool
+        self,
+        space: bytes,
+        labels: Content | Hashes,
+        first: int,
+        last: int | None,
+        request: int,
+        lost: bool,
+        now: float = 0.0,
+        due: float = 0.0,
     ) -> tuple[list[int], list[int]]:
         """Of what ``labels`` name the nodes of the cached blocks [first, last), kept alive for ``request``, and those
         of them that only the disk holds and that nobody is bringing up. ``lost``: what is on disk cannot be had.
 
         Nothing is pinned for it, and it is no use of what is in host memory: a wrong hint would keep that there in the
-        place of others.
+        place of others. Only what is brought ahead for a later time than ``due`` does not take its place.
         """
         root = self.root(space)
         if root is None:
             return [], []
-        return self._catalog.foresee(root, labels, first, last, DISK, lost, request)
+        return self._catalog.foresee(root, labels, first, last, DISK, lost, request, now, due)
 
     def reading(
         self,
@@ -96,7 +104,11 @@ class Lookup:
         """How to :meth:`foresee` a request that will read these tokens, or of them those at ``positions`` [a, b). They
         are looked at then. ValueError for positions that make no sense."""
         first, last = self._blocks(positions)
-        return lambda request, lost: self.foresee(space, Content(tokens, media), first, last, request, lost)
+
+        def foresee(request: int, lost: bool, now: float, due: float) -> tuple[list[int], list[int]]:
+            return self.foresee(space, Content(tokens, media), first, last, request, lost, now, due)
+
+        return foresee
 
     def _blocks(self, positions: tuple[int, int] | None) -> tuple[int, int | None]:
         if positions is None:

@@ -57,7 +57,7 @@ class Orders(ABC):
     ) -> tuple[int, int]:
         """Start moving the pages of ``nodes`` up along ``path``; the arguments are those of
         :meth:`kvtier.catalog.Catalog.reserve` and :class:`kvtier.messages.Transfer`. For what nobody waits for only
-        pages go that a lower tier holds too.
+        pages go that a lower tier holds too, and that no hint needs by ``deadline``.
 
         Returns the ticket and how many of them, from the first; (0, 0): none, there was no room or no place.
         """
@@ -124,7 +124,8 @@ class OrdersByMessage(Orders):
         cuts: tuple[int, ...] = (),
     ) -> tuple[int, int]:
         """See :class:`Orders`."""
-        transfer = self._reserve(path, nodes, request, backed_only=priority is not _DEMAND, device=device)
+        backed_only = priority is not _DEMAND
+        transfer = self._reserve(path, nodes, request, backed_only=backed_only, device=device, due=deadline)
         return self._submit(transfer._replace(priority=priority, deadline=deadline, cuts=cuts), nodes)
 
     def store(
@@ -171,8 +172,9 @@ class OrdersByMessage(Orders):
         backed_only: bool = False,
         cold: bool = False,
         device: Slots | None,
+        due: float = 0.0,
     ) -> Transfer:
-        reserved = self._catalog.reserve(path, nodes, request, backed_only=backed_only, cold=cold)
+        reserved = self._catalog.reserve(path, nodes, request, backed_only=backed_only, cold=cold, due=due)
         if reserved.count and device is not None:
             reserved.slots[path.index(Tier.DEVICE)] = device[: reserved.count]
         return Transfer(reserved.ticket, path, reserved.slots, reserved.identities)

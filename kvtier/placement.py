@@ -107,6 +107,7 @@ class Placement:
         """Settle what the data plane has reported, as :meth:`settle` does."""
         self.catch_up = self._orders.catch_up
         """Also of what is settled late, before room is given or refused."""
+        self._awaited: set[int] = set()
         self.ahead = [path for path, write in ((OFFLOAD, self._offload), (SPILL, self._spill)) if write == "ahead"]
         """The lanes that :meth:`maintain` looks at."""
         self._low, self._high = config.watermarks.low, config.watermarks.high
@@ -299,6 +300,12 @@ class Placement:
             if self._traffic.runs(ticket):
                 self._plane.promote(ticket, Priority.DEMAND, deadline)
                 self._costs.promoted(ticket, Priority.DEMAND)
+                self._awaited.add(ticket)
+        self._awaited = set(filter(self._traffic.runs, self._awaited))
+
+    def is_awaited(self, ticket: int) -> bool:
+        """Whether somebody waits, or did, for what nobody had asked for when it was ordered."""
+        return ticket in self._awaited
 
     def abandon(self, tickets: Iterable[int]) -> None:
         """Expect nothing more of them, whatever the data plane says or does not say: what has not come drains."""

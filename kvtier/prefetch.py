@@ -7,9 +7,11 @@ Giving a hint only notes it; :meth:`Prefetcher.pump`, once a step, turns the mos
 - what is there already, or on its way for another request, is not read again;
 - of the host's slots no more than ``prefetch.share`` hold pages that were brought ahead and have not been used. A hint
   gets room for all its pages or waits for it, the most urgent one first and nobody past it; that one takes a part where
-  a part is all there will be. What is not used some time after it was expected gives its room back, so nobody waits for
-  ever;
-- it takes the place only of pages that the disk holds too, and never that of pages brought ahead: those are pinned.
+  a part is all there will be. Who starts clearly later makes room for it. What is not used some time after it was
+  expected gives its room back, so nobody waits for ever;
+- it takes the place only of pages that the disk holds too, and never that of pages brought ahead, which are pinned, or
+  that a hint named which is needed sooner;
+- what was brought for a request that does not come goes to the next one that named it too, or is gone at once.
 
 What is in host memory by then goes on to the device shortly before the request is expected to start, so that it finds a
 device hit: on no more than ``prefetch.share`` of the device's slots, in the place of its coldest pages that a lower
@@ -31,11 +33,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtier import arguments
-from kvtier.catalog import DEVICE, HOST, Catalog, Residency, Tier
-from kvtier.choice import ONBOARD, STAGE
+from kvtier.catalog import HOST, Catalog, Residency, Tier
+from kvtier.choice import STAGE
 from kvtier.hints import Hint, Hints
+from kvtier.holdings import Holdings
 from kvtier.lookup import SCRATCH, Foresee, Lookup
-from kvtier.messages import Priority
 from kvtier.placement import Placement
 
 if TYPE_CHECKING:
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
 __all__ = ["OUTCOMES", "Prefetched", "Prefetcher"]
 
 OUTCOMES = ("used", "late", "wasted", "cancelled")
-
-_PREFETCH = Priority.PREFETCH  # looked up once, as tiers are
 
 _AT_A_TIME = 2  # transfers under way: one that is served and the next
 # That one transfer keeps the lane busy: as long as a step takes, since no more may be ordered in one, within these.
@@ -64,6 +64,7 @@ _A_STEP = 2  # hints that are looked for, brought a part of, given up or sent on
 _IDLE_STEP = 8  # and in one in which it waits anyhow
 _UNSEEN = 4  # that are given up at a time where they were never looked for, which is little to do
 _SOON = 0.25  # seconds before its expected start from which a request's pages go on to the device: some steps
+_AGAIN = 0.05  # seconds until what could not be had is tried again
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +101,12 @@ class Prefetcher:
         slots = {spec.tier: spec.slots for spec in catalog.tiers}
         share = config.prefetch.share if config.load_policy != "never" else 0.0  # what nobody would load
         host, device = (int(slots.get(tier, 0) * share) for tier in (Tier.HOST, Tier.DEVICE))
-        self._room = host if Tier.DISK in slots else 0
-        self._held = 0  # of it, by pages that were brought and not used yet
-        self._device_room = device if Tier.HOST in slots else 0
-        self._lifted = 0  # of it, by pages that were sent on and not used yet
-        self._hints = Hints(lifts=self._device_room > 0)
+        host, device = host if Tier.DISK in slots else 0, device if Tier.HOST in slots else 0
+        self._holdings = Holdings(catalog, placement, host, device)
+        self._hints = Hints(lifts=device > 0)
         self.expected = self._hints.by_name
         """The hints, by name; while there are some :meth:`pump` has something to look at."""
-        self._by_ticket: dict[int, Hint] = {}
+        self._cramped = -1  # the turn of a hint that waits for room, where nothing has changed since
         self._rests = False
         self._turn = 0  # of _DUTIES
         self._step = 0.0  # seconds that one takes
@@ -115,7 +114,7 @@ class Prefetcher:
         self.blocks: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         """Blocks by what became of them; those still to be used are in none of the counts."""
         self.refused = 0
-        """Hints that could not be read when they were looked at."""
+        """Hints that could not be read when they were looked at, or were more than there may be."""
         self.warnings: list[str] = []
         """Of those the last one, and why."""
         self._resting = False
@@ -124,12 +123,20 @@ class Prefetcher:
 
     def expect(self, name: str, foresee: Foresee, due: float) -> None:
         """What ``foresee`` finds will be read at about ``due`` by the request of this name."""
-        if name in self.expected:
-            self.dismiss(name)
+        if not self._holdings.host and not self._holdings.device:
+            return
         if not self.expected:
             self._stepped = None
-        if (self._room or self._device_room) and len(self.expected) < _LIMIT:
-            self._hints.schedule(Hint(name, foresee, due, self._new_request()))
+        hint, before = Hint(name, foresee, due, self._new_request()), self.expected.get(name)
+        if before is not None:
+            if before.issued or before.lifted:  # of that it may want some again
+                hint.wanted, hint.stale = [], True
+                self._holdings.hand_over(before, hint)
+            self._forget(before)
+        if len(self.expected) < _LIMIT:
+            self._hints.schedule(hint)
+        else:
+            self._refuse(name, f"{_LIMIT} others wait already")
 
     def reschedule(self, name: str, due: float) -> None:
         """It will start at another time; a name that is not expected is no error."""
@@ -137,6 +144,9 @@ class Prefetcher:
         if expected is not None and expected.due != due:
             expected.due = due
             self._hints.schedule(expected)
+            self._cramped = -1
+            if expected.lifted and due > self._clock() + _SOON:
+                self._holdings.lower(expected)
 
     def reorder(self, within: Mapping[str, float]) -> None:
         """They will start in so many seconds from now; ValueError, and nothing has changed, for what is none."""
@@ -160,9 +170,7 @@ class Prefetcher:
         """It will not come: stop what has not begun, and give its room back. A name not expected is no error."""
         expected = self.expected.get(name)
         if expected is not None:
-            self.blocks["cancelled"] += expected.issued
-            self._placement.cancel(expected.tickets)
-            self._forget(expected)
+            self._drop(expected, "cancelled")
 
     def started(self, name: str) -> None:
         """The request has come, and holds itself what it needs."""
@@ -176,12 +184,31 @@ class Prefetcher:
         self._forget(expected)
 
     def _forget(self, expected: Hint) -> None:
-        self._lifted -= len(expected.lifted)
-        for ticket in expected.tickets:
-            del self._by_ticket[ticket]
-        self._held -= expected.issued
-        self._catalog.release(expected.request)
+        self._holdings.release(expected)
         self._hints.forget(expected)
+        self._cramped = -1
+
+    def _drop(self, expected: Hint, outcome: str) -> None:
+        """It ends, and what was brought for it was of no use, unless somebody else named that too."""
+        self._give_back(expected, outcome)
+        self._forget(expected)
+
+    def _give_back(self, expected: Hint, outcome: str) -> None:
+        if not expected.issued:
+            self._holdings.give_back(expected)
+            return
+        heir, others = self._hints.sharing(expected)
+        if heir is not None:
+            if heir.due > self._clock() + _SOON:
+                self._holdings.lower(expected)
+            self._holdings.hand_over(expected, heir)
+        else:
+            self.blocks[outcome] += expected.issued
+            self._holdings.give_back(expected)
+        for other in others if heir is None else (heir,):
+            other.stale = True
+            if not other.rests:
+                self._hints.bring_more(other)
 
     def dismiss_all(self) -> None:
         """Nobody will come."""
@@ -202,8 +229,7 @@ class Prefetcher:
             took = min(now - self._stepped, _LONGEST_PART)
             self._step += (took - self._step) / (_STEPS if self._step else 1)
         self._stepped = now
-        for ticket in self._by_ticket.keys() & ended.keys():
-            self._by_ticket.pop(ticket).tickets.discard(ticket)
+        self._holdings.note_ended(self._holdings.by_ticket.keys() & ended.keys())
         if self._resting:
             return
         left = _IDLE_STEP if idle else _A_STEP - spent
@@ -232,13 +258,14 @@ class Prefetcher:
             expected = self._hints.take(self._hints.overdue, now - self._grace)
             if expected is None:
                 return False
-            self._give_up(expected)
-            if expected.wanted is not None:
+            looked = expected.wanted is not None
+            self._drop(expected, "wasted")
+            if looked:
                 break
         return True
 
     def _bring_one(self, now: float) -> bool:
-        return len(self._by_ticket) < _AT_A_TIME and self._issue_next(now)
+        return len(self._holdings.by_ticket) < _AT_A_TIME and self._issue_next(now)
 
     def _lift_one(self, now: float) -> bool:
         coming, soon = self._hints.take(self._hints.coming, now + _SOON), self._hints.soon
@@ -247,80 +274,116 @@ class Prefetcher:
             soon.append(coming)
         for _ in range(min(_A_STEP, len(soon))):
             expected = soon.popleft()
-            if not self._hints.lives(expected) or expected.lifted:
+            if not self._hints.lives(expected):
                 continue
-            if expected.wanted is None or expected.tickets or expected.issued < len(expected.wanted):
-                soon.append(expected)  # not all of it is in host memory yet
-            else:
+            if expected.due > now + _SOON:  # it was put off
                 expected.soon = False
-                self._lift(expected)
+            elif not self._is_there(expected) or expected.again > now or self._holdings.lifted >= self._holdings.device:
+                soon.append(expected)
+            else:
+                self._send_on(expected, now)
                 return True
         return False
 
-    def _lift(self, expected: Hint) -> None:
-        """Send on to the device what lacks there of a request that will start soon."""
-        nodes = self._catalog.lacking(expected.found, HOST, DEVICE)[: self._device_room - self._lifted]
-        if nodes:
-            late = expected.due + self._grace
-            _, count = self._placement.load(ONBOARD, nodes, 0, _PREFETCH, late)
-            expected.lifted = nodes[:count]
-            self._lifted += count
+    def _is_there(self, expected: Hint) -> bool:
+        """Whether all that is to be brought is in host memory."""
+        return expected.wanted is not None and not expected.tickets and expected.issued >= len(expected.wanted)
 
-    def _give_up(self, expected: Hint) -> None:
-        self.blocks["wasted"] += expected.issued
-        self._placement.cancel(expected.tickets)
-        wanted, lifted = expected.wanted, expected.lifted
-        self._forget(expected)
-        # First to go, so that what is used stays. With the hold on them some of these nodes may have ended.
-        if lifted:
-            self._catalog.drop_left(DEVICE, lifted)
-        if wanted is not None and expected.issued:
-            self._catalog.drop_left(HOST, wanted[: expected.issued])
+    def _send_on(self, expected: Hint, now: float) -> None:
+        """To the device, what is still there of what was when it was looked for."""
+        if (expected.stale or now - expected.seen > _SOON) and not expected.rests:
+            if not self._look(expected, now):
+                return
+            if not self._is_there(expected):
+                self._hints.bring_more(expected)
+                self._hints.soon.append(expected)
+                return
+        if self._holdings.lift(expected, expected.due + self._grace):
+            expected.soon = False
+        else:
+            expected.again = now + _AGAIN
+            self._hints.soon.append(expected)
 
     def _issue_next(self, now: float) -> bool:
         """Look for the most urgent hint and order a part of it; False: there is nothing to be done now."""
         urgent = self._hints.urgent
+        self._hints.take_up(now)
         while (expected := self._hints.first(urgent)) is not None:
             if expected.rests or expected.due + self._grace < now:  # it will be given up
                 heappop(urgent)
                 continue
-            looked = expected.wanted is None
-            if expected.wanted is None and not self._look(expected):
+            looked = expected.wanted is None or expected.stale
+            if looked and not self._look(expected, now):
                 return True
             assert expected.wanted is not None
-            missing, room = len(expected.wanted) - expected.issued, self._room - self._held
-            if missing > room and room * _WORTH < missing and self._held > expected.issued:
-                return looked  # its turn comes when others have used or given up theirs; nobody passes it
+            missing, room = len(expected.wanted) - expected.issued, self._holdings.room
+            if missing > room and self._waits_for_room(expected, room):
+                return self._make_room(expected, room, now) or looked
             count = min(missing, room, self._part())
-            ticket, got = self._load(expected, count) if count else (0, 0)
-            if got < count or got == missing or not count:
+            ticket, got = self._holdings.bring(expected, count, expected.due + self._grace) if count else (0, 0)
+            if got < count:  # some of it was brought by others since, or there is no room for it just now
+                self._cramped = -1
+                if not self._look(expected, now) or len(expected.wanted) - expected.issued < missing - got:
+                    return True
+                self._hints.put_aside(now + _AGAIN)
+                return True
+            if got == missing or not count:
                 heappop(urgent)
             if ticket or looked:
                 return True
         return False
 
-    def _look(self, expected: Hint) -> bool:
-        """Find out what it will read; False: it cannot be read, and is forgotten."""
-        try:
-            expected.found, expected.wanted = expected.foresee(expected.request, self._placement.disk_offline)
-        except Exception as error:  # whatever the caller's tokens raise: the engine's step must go on
-            self.refused += 1
-            self.warnings = [f"a hint was dropped: request {expected.name!r}: {error}"]
-            self._forget(expected)
+    def _waits_for_room(self, expected: Hint, room: int) -> bool:
+        """Whether it gets nothing now, others having the room: a part that is worth it is taken."""
+        assert expected.wanted is not None
+        a_part = room > 0 and (room + expected.issued) * _WORTH >= len(expected.wanted)
+        return not a_part and self._holdings.held > expected.issued
+
+    def _make_room(self, expected: Hint, room: int, now: float) -> bool:
+        """Its turn comes when others have used or given up theirs, and nobody passes it; but who starts clearly later
+        gives its room back at once, if that is of use. False: nobody does."""
+        if self._cramped == expected.turn:
             return False
+        later = [holder for holder in self._holdings.holders if holder.due > expected.due and not holder.rests]
+        last = max(later, key=lambda holder: holder.due, default=expected)
+        again = self._costs.load(STAGE, last.issued, now) or 0.0
+        enough = not self._waits_for_room(expected, room + sum(holder.issued for holder in later))
+        if not enough or last.due - expected.due <= _SOON + again:
+            self._cramped = expected.turn
+            return False
+        self._give_back(last, "cancelled")
+        last.wanted, last.found, last.stale = None, [], False
+        self._hints.bring_more(last)
         return True
 
-    def _load(self, expected: Hint, count: int) -> tuple[int, int]:
-        assert expected.wanted is not None
-        part = expected.wanted[expected.issued : expected.issued + count]
-        late = expected.due + self._grace
-        ticket, got = self._placement.load(STAGE, part, expected.request, _PREFETCH, late)
-        if ticket:
-            expected.issued += got
-            expected.tickets.add(ticket)
-            self._held += got
-            self._by_ticket[ticket] = expected
-        return ticket, got
+    def _look(self, expected: Hint, now: float) -> bool:
+        """Find out what it will read, or does still; False: it cannot be read, and is forgotten."""
+        late, lost = expected.due + self._grace, self._placement.disk_offline
+        try:
+            found, below = expected.foresee(expected.request, lost, now, late)
+            if expected.issued and not set(found).issuperset(
+                expected.brought
+            ):  # it wants others now, or they were forgotten
+                self._let_go(expected, set(expected.brought).difference(found))
+                found, below = expected.foresee(expected.request, lost, now, late)
+        except Exception as error:  # whatever the caller's tokens raise: the engine's step must go on
+            self._refuse(expected.name, error)
+            self._drop(expected, "cancelled")
+            return False
+        self.blocks["cancelled"] += self._holdings.note_found(expected, found, below)
+        expected.seen, expected.stale = now, False
+        return True
+
+    def _let_go(self, expected: Hint, unwanted: set[int]) -> None:
+        """What was brought for it is its own no more: what it still wants of that it will find there."""
+        self.blocks["cancelled"] += expected.issued
+        self._holdings.release(expected)
+        self._catalog.drop_ahead(HOST, list(unwanted))
+        expected.wanted = None
+
+    def _refuse(self, name: str, why: object) -> None:
+        self.refused += 1
+        self.warnings = [f"a hint was dropped: request {name!r}: {why}"]
 
     def _part(self) -> int:
         """Blocks of a transfer: as many as come until the next may be ordered, and small enough that what becomes
@@ -330,21 +393,11 @@ class Prefetcher:
         return max(1, size // self._costs.page_bytes)
 
     def fetch(self, space: bytes, content: Content, deadline: float) -> Prefetched:
-        """Set all of it on its way now, pinned by nobody; ``deadline`` is in monotonic seconds, 0 for none."""
-        root = self._lookup.root(space)
-        if root is None:
-            return Prefetched(0, 0, 0)
-        match = self._catalog.match([root], content.whole(self._block), 0, SCRATCH)
+        """Set it on its way now, pinned by nobody; ``deadline`` is in monotonic seconds, 0 for none."""
         try:
-            # Of a disk out of service nothing comes, and host pages that it holds too are no backed ones to give up.
-            found = self._placement.within_reach(match.tiers)
-            on_disk = match.nodes[:found][((match.tiers == Tier.DISK) & (match.filling == 0))[:found]]
-            ticket, count = 0, 0
-            if len(on_disk):
-                ticket, count = self._placement.load(
-                    STAGE, np.ascontiguousarray(on_disk), 0, Priority.PREFETCH, deadline
-                )
-            return Prefetched(found, count, ticket)
+            found, below = self._lookup.foresee(space, content, 0, None, SCRATCH, self._placement.disk_offline)
+            ticket, count = self._holdings.bring_for_nobody(below, deadline)
+            return Prefetched(len(found), count, ticket)
         finally:
             self._catalog.release(SCRATCH)
 

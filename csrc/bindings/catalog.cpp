@@ -148,18 +148,20 @@ void bind_request(nb::class_<Catalog>& c) {
   c.def("narrow", &Catalog::narrow, nb::arg("request"), nb::arg("tier"));
   c.def("hold_in", &Catalog::hold_in, nb::arg("request"), nb::arg("tier"));
   c.def("release", &Catalog::release, nb::arg("request"));
+  c.def("hand_over", &Catalog::hand_over, nb::arg("source"), nb::arg("into"));
 }
 
 void bind_exchange(nb::class_<Catalog>& c) {
   c.def(
       "reserve",
-      [](Catalog& self, const std::vector<Tier>& path, In<NodeId> nodes, RequestId request, bool backed_only,
-         bool cold) {
-        Reservation r = self.reserve(path, view(nodes), request, backed_only, cold);
+      [](Catalog& self, const std::vector<Tier>& path, In<NodeId> nodes, RequestId request, bool backed_only, bool cold,
+         double due) {
+        Reservation r = self.reserve(path, view(nodes), request, backed_only, cold, due);
         return std::make_tuple(r.ticket, r.count, give(r.slots, path.size(), r.count),
                                identities_of(self, view(nodes).first(r.count)));
       },
-      nb::arg("path"), nb::arg("nodes"), nb::arg("request"), nb::arg("backed_only"), nb::arg("cold"));
+      nb::arg("path"), nb::arg("nodes"), nb::arg("request"), nb::arg("backed_only"), nb::arg("cold"),
+      nb::arg("due") = 0.0);
   c.def(
       "settle",
       [](Catalog& self, Ticket ticket, Bytes2d status) {
@@ -183,27 +185,27 @@ void bind_upkeep(nb::class_<Catalog>& c) {
       "drop", [](Catalog& self, Tier tier, In<NodeId> nodes) { return self.drop(tier, view(nodes)); }, nb::arg("tier"),
       nb::arg("nodes"));
   c.def(
-      "drop_left", [](Catalog& self, Tier tier, In<NodeId> nodes) { return self.drop_left(tier, view(nodes)); },
+      "drop_ahead", [](Catalog& self, Tier tier, In<NodeId> nodes) { return self.drop_ahead(tier, view(nodes)); },
       nb::arg("tier"), nb::arg("nodes"));
   c.def(
       "foresee",
       [](Catalog& self, NodeId root, const Content& content, std::size_t first, std::size_t last, Tier source,
-         bool lost, RequestId request) {
+         bool lost, RequestId request, double now, double due) {
         const Foreseen found = self.foresee(root, labels_of(self, content, 0, content.size() / block_size_of(self)),
-                                            first, last, source, lost, request);
+                                            first, last, source, lost, request, now, due);
         return std::make_tuple(found.nodes, found.below);
       },
       nb::arg("root"), nb::arg("content"), nb::arg("first"), nb::arg("last"), nb::arg("source"), nb::arg("lost"),
-      nb::arg("request"));
+      nb::arg("request"), nb::arg("now") = 0.0, nb::arg("due") = 0.0);
   c.def(
       "foresee",
       [](Catalog& self, NodeId root, In<std::uint8_t> labels, std::size_t first, std::size_t last, Tier source,
-         bool lost, RequestId request) {
-        const Foreseen found = self.foresee(root, view(labels), first, last, source, lost, request);
+         bool lost, RequestId request, double now, double due) {
+        const Foreseen found = self.foresee(root, view(labels), first, last, source, lost, request, now, due);
         return std::make_tuple(found.nodes, found.below);
       },
       nb::arg("root"), nb::arg("labels"), nb::arg("first"), nb::arg("last"), nb::arg("source"), nb::arg("lost"),
-      nb::arg("request"));
+      nb::arg("request"), nb::arg("now") = 0.0, nb::arg("due") = 0.0);
   c.def(
       "cold", [](const Catalog& self, Tier tier, std::size_t n, Tier lower) { return give(self.cold(tier, n, lower)); },
       nb::arg("tier"), nb::arg("n"), nb::arg("lower"));

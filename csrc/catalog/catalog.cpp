@@ -165,8 +165,9 @@ Match Catalog::match(Nodes roots, Labels labels, std::uint32_t start, RequestId 
   if (!lease.promise.pages.empty() || !lease.promise.loads.empty()) std::swap(lease.promise, before);
   const bool copies = found >= start && promise_pages(start, found, &match, &lease.promise);
   // Tail first, so that a prefix always outlives its continuations. What was pinned is touched when it is let go.
-  for (std::size_t i = copies || start != 0 ? match.hit : 0; i-- > 0;) {
-    for (int t = 0; t < pages_.tiers(); ++t) pages_.touch(t, path_[i]);
+  const bool touches = copies || start != 0;
+  for (std::size_t i = match.hit; i-- > 0;) {
+    for (int t = 0; t < pages_.tiers(); ++t) touches ? pages_.touch(t, path_[i]) : pages_.used(t, path_[i]);
   }
   let_go(before.pages);
   let_go(before.loads);
@@ -294,7 +295,7 @@ std::vector<Slot> Catalog::take(Tier tier, std::size_t count, RequestId request)
   const std::size_t free = pages_.free_slots(t);
   // All or nothing: nobody's page is evicted for a call that then fails.
   if (count > free + pages_.evictable(t)) return slots;
-  make_room(t, count, false);
+  make_room(t, count, nullptr);
   std::vector<Slot>& privates = leases_[lease].privates[t];
   slots.resize(count);
   for (Slot& slot : slots) {
@@ -361,6 +362,26 @@ void Catalog::hold_in(RequestId request, Tier tier) {
     pages.tiers[i] = t;
   }
   let_go(other);
+}
+
+void Catalog::hand_over(RequestId from, RequestId into) {
+  const std::uint32_t index = leases_.find(from);
+  if (index == Leases::kNone || from == into) return;
+  const auto has_more = [](const Lease& lease) {
+    return !lease.promise.pages.empty() || !lease.adopted.empty() ||
+           std::any_of(lease.privates.begin(), lease.privates.end(), [](const auto& slots) { return !slots.empty(); });
+  };
+  if (has_more(leases_[index]))
+    refuse("source: request " + std::to_string(from) + " holds slots, or was promised pages; it can only be released");
+  const std::uint32_t heir = leases_.get(into);
+  Lease &lease = leases_[index], &other = leases_[heir];
+  Pins &loads = lease.promise.loads, &others = other.promise.loads;
+  others.nodes.insert(others.nodes.end(), loads.nodes.begin(), loads.nodes.end());
+  others.tiers.insert(others.tiers.end(), loads.tiers.begin(), loads.tiers.end());
+  other.holds.insert(other.holds.end(), lease.holds.begin(), lease.holds.end());
+  loads.clear();
+  lease.holds.clear();
+  leases_.erase(index);
 }
 
 bool Catalog::release(RequestId request) {

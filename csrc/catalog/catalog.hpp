@@ -93,9 +93,13 @@ class Catalog {
   std::uint32_t narrow(RequestId request, Tier tier);
   void hold_in(RequestId request, Tier tier);
   bool release(RequestId request);
+  // The nodes that the one keeps alive and the pages that come for it are the other's from now on. It may hold no more.
+  void hand_over(RequestId from, RequestId into);
 
   // exchange.cpp: pages on their way between tiers
-  Reservation reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool backed_only, bool cold);
+  // backed_only: for what nobody has asked for yet, and will be needed by `due_s`; 0: some time.
+  Reservation reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool backed_only, bool cold,
+                      double due_s = 0);
   bool settle(Ticket ticket, std::span<const std::uint8_t> status, std::size_t hops, std::size_t count);
   bool settle_whole(Ticket ticket);  // with kOk for every page on every hop
   bool cancel(Ticket ticket);
@@ -103,11 +107,12 @@ class Catalog {
   // upkeep.cpp: what goes, what comes back, what may move down
   std::size_t invalidate(const Digest* space, std::uint64_t generation);
   std::size_t drop(Tier tier, Nodes nodes);
-  std::size_t drop_left(Tier tier, Nodes nodes);  // the same, where some of the nodes may have ended
-  // Of the chain's cached prefix the blocks [first, last), kept alive for the request, their pages free to go. Where
-  // `source` is lost, its pages end the prefix.
+  // Those that were brought ahead and that nobody has used since; some of the nodes may have ended.
+  std::size_t drop_ahead(Tier tier, Nodes nodes);
+  // Of the chain's cached prefix the blocks [first, last), kept alive for the request, their pages free to go, but not
+  // for what is needed later than `due_s`; 0: for whatever. Where `source` is lost, its pages end the prefix.
   Foreseen foresee(NodeId root, Labels labels, std::size_t first, std::size_t last, Tier source, bool lost,
-                   RequestId request);
+                   RequestId request, double now_s = 0, double due_s = 0);
   std::vector<NodeId> cold(Tier tier, std::size_t count, Tier lower) const;
   std::vector<NodeId> lacking(Nodes nodes, Tier source, Tier target) const;  // ready in `source`, absent in `target`
   std::vector<bool> restore(Tier tier, Slots slots, const std::uint8_t* identities, std::size_t bytes);
@@ -133,8 +138,8 @@ class Catalog {
   int fastest(NodeId node) const;
   std::size_t walk(NodeId root, Labels labels, std::size_t limit);  // into path_
 
-  void make_room(int t, std::size_t slots, bool backed_only);  // evicts what is missing, as far as it goes
-  void reap(NodeId node) {                                     // and its ancestors, as far as nothing keeps them
+  void make_room(int t, std::size_t slots, const Ahead* ahead);  // evicts what is missing, as far as it goes
+  void reap(NodeId node) {                                       // and its ancestors, as far as nothing keeps them
     if (trie_.bare(node) && !pages_.has_page(node)) reap_pageless(node);
   }
   void reap_pageless(NodeId node);
@@ -156,8 +161,8 @@ class Catalog {
     bool cut = false;        // by one that can't be moved
   };
   Run movable(std::span<const Tier> path, Nodes nodes) const;
-  std::size_t reserve_run(std::span<const Tier> path, Nodes nodes, bool backed_only, bool cold, OpenTransfer* transfer,
-                          std::uint32_t lease, Slot* slots, std::size_t stride);
+  std::size_t reserve_run(std::span<const Tier> path, Nodes nodes, const Ahead* ahead, bool cold,
+                          OpenTransfer* transfer, std::uint32_t lease, Slot* slots, std::size_t stride);
   NodeId restore_node(const PageIdentity& head, const std::uint8_t* identity,
                       std::unordered_map<std::string, NodeId>* by_digest);
   void settle_fillers(const OpenTransfer& transfer, const int* t);
@@ -173,6 +178,7 @@ class Catalog {
   Transfers transfers_;
   std::vector<NodeId> path_;      // of the walk under way
   std::uint64_t generation_ = 0;  // no namespace is older
+  Moment now_ = 0;                // when somebody foresaw something last
   std::uint32_t prune_rest_ = 0;  // inserts that don't try to prune, after one that found nothing
   CatalogStats stats_;
 };

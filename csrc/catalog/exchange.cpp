@@ -16,9 +16,9 @@ bool known(std::uint8_t status) {
 
 }  // namespace
 
-void Catalog::make_room(int t, std::size_t slots, bool backed_only) {
+void Catalog::make_room(int t, std::size_t slots, const Ahead* ahead) {
   const std::size_t free = pages_.free_slots(t);
-  if (slots > free) pages_.evict(t, slots - free, backed_only, [this](NodeId node) { reap(node); });
+  if (slots > free) pages_.evict(t, slots - free, ahead, [this](NodeId node) { reap(node); });
 }
 
 void Catalog::reap_pageless(NodeId node) {
@@ -52,7 +52,7 @@ Catalog::Run Catalog::movable(std::span<const Tier> path, Nodes nodes) const {
 
 // The first of the nodes, movable ones, as far as they can be had: their sources pinned, a slot in each owned tier
 // behind them. slots: [path][stride]. Room is made for all of them before the first begins to fill.
-std::size_t Catalog::reserve_run(std::span<const Tier> path, Nodes nodes, bool backed_only, bool cold,
+std::size_t Catalog::reserve_run(std::span<const Tier> path, Nodes nodes, const Ahead* ahead, bool cold,
                                  OpenTransfer* transfer, std::uint32_t lease, Slot* slots, std::size_t stride) {
   std::size_t count = nodes.size();
   for (const Tier tier : path.subspan(1)) {
@@ -67,7 +67,7 @@ std::size_t Catalog::reserve_run(std::span<const Tier> path, Nodes nodes, bool b
   for (const Tier tier : path.subspan(1)) {
     const int t = pages_.index(tier);
     if (t < 0) continue;
-    make_room(t, count, backed_only);
+    make_room(t, count, ahead);
     count = std::min(count, pages_.free_slots(t));
   }
   for (std::size_t hop = 0; hop < path.size(); ++hop) {
@@ -78,9 +78,13 @@ std::size_t Catalog::reserve_run(std::span<const Tier> path, Nodes nodes, bool b
       std::fill_n(out, count, kNoSlot);
     } else if (hop == 0) {
       cold ? pages_.pin_cold(t, nodes.data(), count) : pages_.pin(t, nodes.data(), count);
-      for (std::size_t i = 0; i < count; ++i) out[i] = pages_.page(t, nodes[i]).slot;
+      for (std::size_t i = 0; i < count; ++i) {
+        out[i] = pages_.page(t, nodes[i]).slot;
+        if (ahead == nullptr) pages_.used(t, nodes[i]);
+      }
     } else {
-      pages_.begin_filling(t, nodes.data(), count, transfer->ticket, is_source || lease != Leases::kNone, out);
+      pages_.begin_filling(t, nodes.data(), count, transfer->ticket, is_source || lease != Leases::kNone,
+                           ahead != nullptr, out);
     }
   }
   for (const NodeId node : held) trie_.unhold(node);
@@ -88,7 +92,8 @@ std::size_t Catalog::reserve_run(std::span<const Tier> path, Nodes nodes, bool b
   return count;
 }
 
-Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool backed_only, bool cold) {
+Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool backed_only, bool cold,
+                             double due_s) {
   if (path.size() < 2 || path.size() > kTiers)
     refuse("path: " + std::to_string(path.size()) + " tiers given; 2 to 4 are accepted");
   int owned_destinations = 0;
@@ -108,12 +113,14 @@ Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId 
   const std::size_t stride = nodes.size();
   std::vector<Slot> slots(path.size() * stride);
   std::size_t count = 0;
+  const Ahead prefetch{moment_of(due_s), now_};
+  const Ahead* const ahead = backed_only ? &prefetch : nullptr;
   while (count < stride) {
     // Of two tiers one may have nothing backed to give up: then nothing may have gone from the other for it in advance.
     const Nodes rest = nodes.subspan(count, owned_destinations > 1 && backed_only ? 1 : stride - count);
     const Run run = movable(path, rest);
     const std::size_t got =
-        reserve_run(path, rest.first(run.length), backed_only, cold, transfer, lease, slots.data() + count, stride);
+        reserve_run(path, rest.first(run.length), ahead, cold, transfer, lease, slots.data() + count, stride);
     count += got;
     if (run.cut || got != run.length) break;
   }

@@ -91,9 +91,11 @@ void Pages::pin_cold(int t, const NodeId* nodes, std::size_t count) {
   }
 }
 
-void Pages::begin_filling(int t, const NodeId* nodes, std::size_t count, Ticket ticket, bool pinned, Slot* slots) {
+void Pages::begin_filling(int t, const NodeId* nodes, std::size_t count, Ticket ticket, bool pinned, bool early,
+                          Slot* slots) {
   Pool& pool = tiers_[t];
-  const std::uint32_t state = static_cast<std::uint32_t>(Residency::kFilling) + (pinned ? Page::kPin : 0);
+  const std::uint32_t state =
+      static_cast<std::uint32_t>(Residency::kFilling) + (pinned ? Page::kPin : 0) + (early ? Page::kEarly : 0);
   NodeId last = kNoNode;
   Page* above = nullptr;  // the last one's page: it is filling, so there is nothing more to tell its ancestors
   for (std::size_t i = 0; i < count; ++i) {

@@ -35,18 +35,29 @@ struct TierSpec {
 
 struct Page {
   Slot slot;
-  std::uint32_t word;     // bits 0–1 residency, bit 2 parked, bit 3 cold, the rest: pins
+  std::uint32_t word;     // bits 0–1 residency, bit 2 parked, bit 3 cold, bit 4 early, the rest: pins
   std::uint32_t kids;     // children that are filling or ready in this tier
   std::uint32_t blocked;  // children that keep this page from being evicted
 
-  static constexpr std::uint32_t kParked = 4, kCold = 8, kPin = 16;
+  // kEarly: it was brought before anybody asked for it, and nobody has used it since.
+  static constexpr std::uint32_t kParked = 4, kCold = 8, kEarly = 16, kPin = 32;
   Residency residency() const { return static_cast<Residency>(word & 3); }
   std::uint32_t pins() const { return word / kPin; }
   bool parked() const { return (word & kParked) != 0; }
+  bool early() const { return (word & kEarly) != 0; }
   bool ready() const { return residency() == Residency::kReady; }
   bool live() const { return residency() == Residency::kFilling || ready(); }
   bool blocks() const { return residency() == Residency::kFilling || (ready() && (pins() != 0 || blocked != 0)); }
-  bool evictable() const { return (word & ~kParked) == static_cast<std::uint32_t>(Residency::kReady) && blocked == 0; }
+  bool evictable() const {
+    return (word & ~(kParked | kEarly)) == static_cast<std::uint32_t>(Residency::kReady) && blocked == 0;
+  }
+};
+
+// For what is brought before anybody asked for it, and will be needed `by` then; 0: some time.
+struct Ahead {
+  Moment by = 0;
+  Moment now = 0;
+  bool spares(Moment needed) const { return needed != 0 && needed >= now && (by == 0 || needed <= by); }
 };
 
 // What one tier's slots are used for. filling counts private slots too: free + filling + ready + draining = capacity.
@@ -107,14 +118,18 @@ class Pages {
   void pin(int t, const NodeId* nodes, std::size_t count);
   // No use of the pages: they were cold and will be again, unless others pin them too.
   void pin_cold(int t, const NodeId* nodes, std::size_t count);
-  // Absent pages begin to fill, each in a free slot, told in `slots`; there are enough. With one pin if `pinned`.
-  void begin_filling(int t, const NodeId* nodes, std::size_t count, Ticket ticket, bool pinned, Slot* slots);
+  // Absent pages begin to fill, each in a free slot, told in `slots`; there are enough. With one pin if `pinned`;
+  // `early`: before anybody asked for them.
+  void begin_filling(int t, const NodeId* nodes, std::size_t count, Ticket ticket, bool pinned, bool early,
+                     Slot* slots);
   // gone(node) is called after each page that went with its last pin, or its filler.
   template <class Gone>
   void unpin(int t, const NodeId* nodes, std::size_t count, Gone&& gone);
   template <class Gone>
   void settle_fillers(int t, const NodeId* nodes, std::size_t count, Gone&& gone);  // all went well
+  void used(int t, NodeId node) { at(t, node).word &= ~Page::kEarly; }
   void touch(int t, NodeId node) {
+    used(t, node);
     const Page& page = this->page(t, node);
     if (!page.evictable()) return;
     page.parked() ? unpark(t, node, true) : tiers_[t].order.touch(node);
@@ -123,9 +138,10 @@ class Pages {
   // Eviction.
   std::size_t evictable(int t) const { return tiers_[t].order.size() + tiers_[t].parked; }
   // Frees the slots of the `count` pages that are next to go, and calls gone(node) after each. Fewer when there are no
-  // more, or with backed_only, when the next one is not also ready in a lower owned tier. Returns how many.
+  // more. For what is brought `ahead` only pages go that are ready in a lower owned tier too, and that are not needed
+  // sooner: fewer when the next one is not such a one. Returns how many.
   template <class Gone>
-  std::size_t evict(int t, std::size_t count, bool backed_only, Gone&& gone);
+  std::size_t evict(int t, std::size_t count, const Ahead* ahead, Gone&& gone);
   const EvictionOrder& order(int t) const { return tiers_[t].order; }
 
   Usage usage(int t) const;
@@ -242,6 +258,7 @@ class Pages {
   }
   void free_slot(int t, Page& page) {
     set(page, Residency::kAbsent);
+    page.word &= ~Page::kEarly;
     tiers_[t].owners[page.slot] = {kNoNode, kNobody, 0};
     push_free(t, page.slot);
   }
@@ -336,7 +353,7 @@ inline NodeId Pages::evict_popped(int t, NodeId node, bool below) {
 }
 
 template <class Gone>
-std::size_t Pages::evict(int t, std::size_t count, bool backed_only, Gone&& gone) {
+std::size_t Pages::evict(int t, std::size_t count, const Ahead* ahead, Gone&& gone) {
   constexpr std::size_t kBatch = 256;
   Pool& pool = tiers_[t];
   NodeId batch[kBatch];
@@ -354,7 +371,8 @@ std::size_t Pages::evict(int t, std::size_t count, bool backed_only, Gone&& gone
       }
       while (node != kNoNode) {  // and what was parked until this one went
         const bool below = backed(t, node);
-        if (evicted == count || (backed_only && !below)) {  // what need not go is the coldest again
+        const bool stays = ahead != nullptr && (!below || ahead->spares(trie_.needed(node)));
+        if (evicted == count || stays) {  // what need not go is the coldest again
           while (popped > i + 1) pool.order.insert_coldest(batch[--popped]);
           pool.order.insert_coldest(node);
           return evicted;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <stdexcept>
@@ -41,12 +42,18 @@ bool equal(const std::uint8_t* a, const std::uint8_t* b, std::size_t bytes) {
 
 }  // namespace
 
+Moment moment_of(double seconds) {
+  constexpr double kLast = 4294967295.0;
+  return seconds > 0 ? static_cast<Moment>(std::min(std::ceil(seconds * 16), kLast)) : 0;
+}
+
 Trie::Trie(std::size_t label_bytes, NodeId max_nodes)
     : label_bytes_(label_bytes),
       max_nodes_(max_nodes),
       labels_(label_bytes * max_nodes),
       parent_(max_nodes),
       nodes_(max_nodes),
+      needed_(max_nodes),
       tags_(max_nodes),
       digests_(max_nodes),
       has_digest_(max_nodes),
@@ -62,8 +69,8 @@ Trie::Trie(std::size_t label_bytes, NodeId max_nodes)
 }
 
 std::size_t Trie::memory_bytes() const {
-  return labels_.bytes() + parent_.bytes() + nodes_.bytes() + tags_.bytes() + digests_.bytes() + has_digest_.bytes() +
-         table_.bytes() + free_.bytes();
+  return labels_.bytes() + parent_.bytes() + nodes_.bytes() + needed_.bytes() + tags_.bytes() + digests_.bytes() +
+         has_digest_.bytes() + table_.bytes() + free_.bytes();
 }
 
 std::uint32_t Trie::hash(NodeId parent, const std::uint8_t* label) const {
@@ -145,6 +152,7 @@ std::size_t Trie::create(NodeId parent, const std::uint8_t* labels, std::size_t 
     parent_[node] = parent;
     nodes_[node] = {.children = i + 1 < count ? 1u : 0u, .holds = 0, .position = position++, .root = root};
     has_digest_[node] = 0;
+    if (needed_[node] != 0) needed_[node] = 0;  // memory of it is touched where there are hints only
     std::uint8_t* const label = labels_.data() + node * label_bytes_;
     label_bytes_ == 96 ? std::memcpy(label, labels + i * 96, 96)
                        : std::memcpy(label, labels + i * label_bytes_, label_bytes_);

@@ -22,6 +22,10 @@ namespace kvtier {
 
 using Digest = std::array<std::uint8_t, 32>;
 
+// A point in time in sixteenths of a second, 0: none.
+using Moment = std::uint32_t;
+Moment moment_of(double seconds);  // of what is no time or before the first, none
+
 // A root's id has the top bit set and is never used twice, so an old one can never mean another namespace.
 inline constexpr NodeId kRootBit = 0x80000000u;
 constexpr bool is_root(NodeId id) { return (id & kRootBit) != 0; }
@@ -72,6 +76,11 @@ class Trie {
   bool bare(NodeId node) const { return nodes_[node].children == 0 && nodes_[node].holds == 0; }
   void hold(NodeId node) { ++nodes_[node].holds; }
   void unhold(NodeId node) { --nodes_[node].holds; }
+  // When it will be needed, the earliest that was told and is not past `now`. See Moment.
+  Moment needed(NodeId node) const { return needed_[node]; }
+  void need(NodeId node, Moment when, Moment now) {
+    if (needed_[node] < now || when < needed_[node]) needed_[node] = when;
+  }
   const std::uint8_t* label(NodeId node) const {
     return labels_.data() + static_cast<std::size_t>(node) * label_bytes_;
   }
@@ -124,6 +133,7 @@ class Trie {
   Array<std::uint8_t> labels_;
   Array<NodeId> parent_;  // kNoNode: the node is free
   Array<Node> nodes_;
+  Array<Moment> needed_;
   Array<std::uint32_t> tags_;  // of those in the table
   Array<Digest> digests_;
   Array<std::uint8_t> has_digest_;

@@ -51,15 +51,19 @@ std::size_t Catalog::drop(Tier tier, Nodes nodes) {
   return dropped;
 }
 
-std::size_t Catalog::drop_left(Tier tier, Nodes nodes) {
+std::size_t Catalog::drop_ahead(Tier tier, Nodes nodes) {
+  const int t = owned(tier);
   std::vector<NodeId> left;
-  std::copy_if(nodes.begin(), nodes.end(), std::back_inserter(left), [this](NodeId node) { return trie_.alive(node); });
+  std::copy_if(nodes.begin(), nodes.end(), std::back_inserter(left),
+               [&](NodeId node) { return trie_.alive(node) && pages_.page(t, node).early(); });
   return drop(tier, left);
 }
 
 Foreseen Catalog::foresee(NodeId root, Labels labels, std::size_t first, std::size_t last, Tier source, bool lost,
-                          RequestId request) {
+                          RequestId request, double now_s, double due_s) {
   trie_.root_of(root);
+  const Moment due = moment_of(due_s);
+  now_ = std::max(now_, moment_of(now_s));
   Match found;
   find_pages(0, walk(root, labels, SIZE_MAX), &found);
   const int from = pages_.index(source);
@@ -71,6 +75,7 @@ Foreseen Catalog::foresee(NodeId root, Labels labels, std::size_t first, std::si
   Foreseen out;
   for (std::size_t i = first; i < std::min(last, nodes.size()); ++i) {
     out.nodes.push_back(nodes[i]);
+    if (due != 0) trie_.need(nodes[i], due, now_);
     if (from_source(i) && found.filling[i] == 0) out.below.push_back(nodes[i]);
   }
   return out;

@@ -68,13 +68,14 @@ class ExchangeRules(CatalogMachine):
             if path[0] in s.capacity:
                 assert r.slots[0, i] == s.pages[path[0], key].slot
                 s.pin((path[0], key))
+                s.pages[path[0], key].ahead &= backed_only
             for hop, tier in enumerate(path[1:], 1):
                 if tier not in s.capacity:
                     assert r.slots[hop, i] == NO_SLOT
                     continue
                 slot = int(r.slots[hop, i])
                 s.bytes[tier, slot] = JUNK  # from now on anything may be written there
-                s.pages[tier, key] = ModelPage(slot, Residency.FILLING, r.ticket, pins=hop + 1 < len(path))
+                s.pages[tier, key] = ModelPage(slot, Residency.FILLING, r.ticket, hop + 1 < len(path), backed_only)
             if request and path[-1] in s.capacity:
                 s.pin((path[-1], key))
                 s.leases[request].loads.append((path[-1], key))

@@ -66,6 +66,10 @@ class CatalogMachine(RuleBasedStateMachine):
             promise.append((tier, key))
         for place in promise:
             s.pin(place)
+        for key in chain[: match.hit]:
+            for tier in s.capacity:
+                if (tier, key) in s.pages:
+                    s.pages[tier, key].ahead = False
         lease = s.leases.setdefault(request, ModelLease())
         s.let_go_of_promise(lease)
         lease.promise = promise

@@ -31,6 +31,7 @@ class ModelPage:
     state: Residency
     ticket: int = 0
     pins: int = 0
+    ahead: bool = False  # brought before anybody asked for it, and not matched since
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from catalog_machine import CHAINS, REQUESTS, SPACES, CatalogMachine
 from catalog_shadow import Key, ModelLease, ModelPage, space_of
 from hypothesis import strategies as st
@@ -93,17 +94,33 @@ class UpkeepRules(CatalogMachine):
         return s.fastest(key) == tier and not any(s.live((t, key)) for t in s.capacity if t < tier)
 
     @rule(data=st.data())
-    def drop_left(self, data: st.DataObject) -> None:
+    def drop_ahead(self, data: st.DataObject) -> None:
         s = self.shadow
         tier = data.draw(st.sampled_from(list(s.capacity)))
         named = self.any_nodes(data)
-        count = self.catalog.drop_left(tier, np.array([node for node, _ in named], np.uint32))
+        count = self.catalog.drop_ahead(tier, np.array([node for node, _ in named], np.uint32))
         went = 0
         for _, key in named:
-            if key is not None and s.ready((tier, key)) and s.pages[tier, key].pins == 0:
+            page = None if key is None else s.pages.get((tier, key))
+            if page is not None and key is not None and s.ready((tier, key)) and page.pins == 0 and page.ahead:
                 s.condemn((tier, key))
                 went += 1
         assert count == went
+
+    @rule(request=REQUESTS, heir=REQUESTS)
+    def hand_over(self, request: int, heir: int) -> None:
+        s = self.shadow
+        lease = s.leases.get(request)
+        if lease is not None and request != heir and (lease.promise or lease.adopted or request in s.private.values()):
+            with pytest.raises(ValueError, match=f"source: request {request} holds slots"):
+                self.catalog.hand_over(request, heir)
+            return
+        self.catalog.hand_over(request, heir)
+        if lease is not None and request != heir:
+            other = s.leases.setdefault(heir, ModelLease())
+            other.loads += lease.loads
+            other.holds += lease.holds
+            del s.leases[request]
 
     @rule(data=st.data())
     def lacking(self, data: st.DataObject) -> None:

@@ -314,7 +314,7 @@ def test_the_engine_reads_its_own_bytes_only(seed, write, ranks, capacity, fault
     engine.finish()
     assert engine.seen["loaded"]
     assert not engine.manager._prefetcher.expected
-    assert engine.manager._prefetcher._held == 0
+    assert engine.manager._prefetcher._holdings.held == 0
 
 
 def test_a_slot_is_used_by_the_hops_that_may_still_touch_it_and_by_no_other():

@@ -485,7 +485,7 @@ def test_foreseeing_keeps_nodes_alive_and_leaves_their_pages_free_to_go() -> Non
     root = catalog.root(SPACE)
     nodes = store(catalog, 1, 1, 2, 3, 4, 5)
     catalog.settle_whole(catalog.reserve([Tier.HOST, Tier.DISK], nodes).ticket)
-    assert catalog.drop_left(Tier.HOST, nodes[2:]) == 3
+    assert catalog.drop(Tier.HOST, nodes[2:]) == 3
     assert catalog.reserve([Tier.DISK, Tier.HOST], nodes[2:3]).count == 1
     content = words(1, 2, 3, 4, 5, 6)
     found, below = catalog.foresee(root, content, 0, None, Tier.DISK, False, 7)
@@ -500,7 +500,58 @@ def test_foreseeing_keeps_nodes_alive_and_leaves_their_pages_free_to_go() -> Non
     catalog.release(7)
     with pytest.raises(ValueError, match="is not a node"):
         catalog.drop(Tier.DISK, nodes)
-    assert catalog.drop_left(Tier.HOST, nodes) == 2
+    assert catalog.drop_ahead(Tier.HOST, nodes) == 0, "none of what is left was brought ahead"
+    catalog.check()
+
+
+def test_what_was_brought_ahead_goes_until_somebody_asked_for_it() -> None:
+    """Of four blocks on disk, three of which come ahead: a match uses the first two, wherever it is served from."""
+    catalog = make(8, disk=8)
+    root = catalog.root(SPACE)
+    nodes = store(catalog, 1, 1, 2, 3, 4)
+    catalog.settle_whole(catalog.reserve([Tier.HOST, Tier.DISK], nodes).ticket)
+    catalog.drop(Tier.HOST, nodes)
+    catalog.settle_whole(catalog.reserve([Tier.DISK, Tier.HOST], nodes[3:]).ticket)
+    coming = catalog.reserve([Tier.DISK, Tier.HOST], nodes[:3], backed_only=True).ticket
+    assert catalog.drop_ahead(Tier.HOST, nodes) == 0, "they are on their way, and one was asked for"
+    catalog.match([root], tokens(1, 2), 0, 5)
+    catalog.settle_whole(coming)
+    catalog.release(5)
+    assert catalog.drop_ahead(Tier.DISK, nodes) == 0
+    assert catalog.drop_ahead(Tier.HOST, nodes) == 1
+    there = catalog.state(nodes)[1][:, Tier.HOST] == Residency.READY
+    assert there.tolist() == [True, True, False, True]
+    # A slot that is used again begins anew, and so does what is loaded because somebody waits for it.
+    catalog.settle_whole(catalog.reserve([Tier.DISK, Tier.HOST], nodes[2:3]).ticket)
+    assert catalog.drop_ahead(Tier.HOST, nodes) == 0
+    catalog.drop(Tier.HOST, nodes[3:])
+    catalog.settle_whole(catalog.reserve([Tier.DISK, Tier.HOST], nodes[3:], backed_only=True).ticket)
+    catalog.settle_whole(catalog.reserve([Tier.HOST, Tier.REMOTE], nodes[3:]).ticket)
+    assert catalog.drop_ahead(Tier.HOST, nodes) == 0, "somebody had it carried on"
+    catalog.check()
+
+
+@pytest.mark.parametrize(
+    ("due", "now", "goes"), [(9.0, 2.0, True), (10.0, 2.0, False), (0.0, 2.0, False), (20.0, 10.5, True)]
+)
+def test_what_comes_ahead_takes_no_place_of_what_is_needed_sooner(due: float, now: float, goes: bool) -> None:
+    """The two blocks of which the coldest is needed by 10."""
+    catalog = make(2, disk=8, labels="content")
+    root = catalog.root(SPACE)
+    wanted = store(catalog, 9, 9)
+    catalog.settle_whole(catalog.reserve([Tier.HOST, Tier.DISK], wanted).ticket)
+    catalog.drop(Tier.HOST, wanted)
+    for word in (1, 2):
+        nodes = store(catalog, word, word)
+        catalog.settle_whole(catalog.reserve([Tier.HOST, Tier.DISK], nodes, cold=True).ticket)
+    first, _ = catalog.foresee(root, words(2), 0, None, Tier.DISK, False, 7, 1.0, 12.0)
+    first, _ = catalog.foresee(root, words(2), 0, None, Tier.DISK, False, 7, 1.0, 10.0)
+    catalog.foresee(root, words(2), 0, None, Tier.DISK, False, 7, now, 30.0)
+    came = catalog.reserve([Tier.DISK, Tier.HOST], wanted, backed_only=True, due=due).count == 1
+    assert came == goes
+    there = catalog.state(first)[1][0, Tier.HOST] == Residency.READY
+    assert there != goes
+    assert catalog.reserve([Tier.DISK, Tier.HOST], wanted).count == (0 if came else 1), "who waits for it has the place"
     catalog.check()
 
 
@@ -520,7 +571,7 @@ def test_foreseeing_goes_by_labels_as_well_as_by_the_content_that_makes_them() -
     root = catalog.root(SPACE)
     nodes = store(catalog, 1, 1, 2)
     catalog.settle_whole(catalog.reserve([Tier.HOST, Tier.DISK], nodes).ticket)
-    catalog.drop_left(Tier.HOST, nodes[1:])
+    catalog.drop(Tier.HOST, nodes[1:])
     content = words(1, 2, 3)
     for labels in (content, content.whole(catalog.block_size)):
         found, below = catalog.foresee(root, labels, 0, None, Tier.DISK, False, 7)

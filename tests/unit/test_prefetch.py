@@ -229,14 +229,14 @@ def test_demand_is_served_before_what_is_brought_ahead(engine):
 def test_however_many_hints_there_are_a_step_looks_for_few(engine, monkeypatch):
     manager, foresee = engine.manager, engine.manager.catalog.foresee
     looked, dropped = [], []
-    give_up = manager._prefetcher._give_up
+    give_up = manager._prefetcher._drop
 
     def count(*args):
         looked.append(args)
         return foresee(*args)
 
     monkeypatch.setattr(manager.catalog, "foresee", count)
-    monkeypatch.setattr(manager._prefetcher, "_give_up", lambda hint: (dropped.append(hint), give_up(hint)))
+    monkeypatch.setattr(manager._prefetcher, "_drop", lambda hint, why: (dropped.append(hint), give_up(hint, why)))
     for number in range(300):  # of the same pages: there is nothing to wait for between two of them
         manager.expect(f"e{number}", engine.tokens(1 + number % 2), 0.1)
     most = 0
@@ -326,7 +326,7 @@ def test_nobody_starves(namespace, seed):
     wait(engine, 3.0, step=0.1)
     assert manager.stats().slots["host"]["pinned"] == 0, f"seed {seed}"
     assert not manager._prefetcher.expected
-    assert manager._prefetcher._held == 0
+    assert manager._prefetcher._holdings.held == 0
     manager.catalog.check()
 
 

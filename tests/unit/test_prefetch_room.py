@@ -1,0 +1,309 @@
+"""The room of what is brought ahead: who gets it, who gives it back, and what never goes for it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvtier import prefetch
+from kvtier.catalog import Tier
+from kvtier.holdings import Holdings
+from tests.unit.test_load_policy import BLOCK, BLOCKS, Engine
+from tests.unit.test_prefetch import PAGE, brought, counts, run_as, wait
+
+ROOM = 100  # blocks
+
+
+@pytest.fixture
+def engine(namespace):
+    return prepare(Engine(namespace), 8)
+
+
+def prepare(engine, prompts):
+    """Prompts 1, 2, … are on disk only, and every speed is known."""
+    engine.know()
+    for stem in range(1, prompts + 1):
+        engine.run(engine.tokens(stem))
+    for stem in range(1, prompts + 1):
+        engine.only_on_disk(engine.tokens(stem))
+    return engine
+
+
+def slow(engine, rate=100.0):
+    engine.plane.lanes["stage"].rate = rate
+    engine.manager.costs.seed_lane("stage", 1e-4, rate * PAGE)
+
+
+def test_who_starts_much_later_makes_room_for_who_starts_soon(engine):
+    manager = engine.manager
+    for stem in (1, 2, 3):
+        manager.expect(f"far{stem}", engine.tokens(stem), 600.0 + stem)
+    wait(engine, 1.0)
+    assert [brought(engine, stem) for stem in (1, 2, 3)] == [BLOCKS] * 3
+    manager.expect("r104", engine.tokens(4), 0.5)
+    wait(engine, 0.4)
+    assert brought(engine, 4) == BLOCKS, "sessions of ten minutes hence had all the room"
+    assert [brought(engine, stem) for stem in (1, 2, 3)] == [BLOCKS, BLOCKS, 0], "the last one gives its back"
+    assert counts(engine)["cancelled"] == BLOCKS
+    assert run_as(engine, "104", engine.tokens(4))[1] == BLOCKS * BLOCK
+    wait(engine, 0.5)
+    assert brought(engine, 3) == BLOCKS, "its turn comes again"
+    manager.catalog.check()
+
+
+def test_who_starts_a_little_later_keeps_its_room(engine):
+    """To bring it again would cost more than it gains."""
+    slow(engine)
+    manager = engine.manager
+    for stem in (1, 2, 3):
+        manager.expect(f"a{stem}", engine.tokens(stem), 2.0)
+    wait(engine, 1.2)
+    before = engine.plane.pages["stage"]
+    manager.expect("b", engine.tokens(4), 0.4)
+    wait(engine, 0.4)
+    assert engine.plane.pages["stage"] == before
+    assert [brought(engine, stem) for stem in (1, 2, 3)] == [BLOCKS] * 3
+
+
+def test_nobody_gives_room_where_that_is_of_no_use(engine):
+    """A request that cannot have a quarter of its pages is not worth it."""
+    tokens = engine.tokens(50, 190)
+    engine.run(tokens)
+    engine.only_on_disk(tokens)
+    manager = engine.manager
+    manager.expect("r101", engine.tokens(1), 0.1)
+    manager.expect("r102", engine.tokens(2), 0.2)
+    manager.expect("far", engine.tokens(3, 8), 600.0)
+    wait(engine, 0.05)
+    manager.expect("b", tokens, 0.3)
+    wait(engine, 0.3)
+    assert brought(engine, 3) == 8
+    assert engine.manager.locate(tokens) == {"disk": 190 * BLOCK}
+
+
+def test_a_part_that_was_begun_is_as_large_as_the_room_is(engine):
+    slow(engine)
+    tokens = engine.tokens(50, 120)
+    engine.run(tokens)
+    engine.only_on_disk(tokens)
+    manager = engine.manager
+    for stem in (1, 2):
+        manager.expect(f"a{stem}", engine.tokens(stem), 0.1)
+    manager.expect("b", tokens, 3.0)
+    wait(engine, 2.5)
+    assert manager.locate(tokens)["host"] == (ROOM - 2 * BLOCKS) * BLOCK
+
+
+def test_what_finds_no_place_just_now_is_tried_again(namespace):
+    """Host memory is full of pages that the disk does not have yet."""
+    engine = Engine(namespace, device=400, host=ROOM)
+    engine.know()
+    tokens = engine.tokens(1)
+    engine.run(tokens)
+    engine.only_on_disk(tokens)
+    engine.plane.lanes["spill"].rate = 50.0
+    for stem in range(2, 6):
+        engine.run(engine.tokens(stem))
+    engine.manager.expect("a", tokens, 5.0)
+    wait(engine, 0.1)
+    assert brought(engine, 1) == 0
+    wait(engine, 4.0)
+    assert brought(engine, 1) > 0
+
+
+def test_what_finds_no_place_keeps_nobody_else_from_trying_or_from_its_place(engine, monkeypatch):
+    """And is asked for some times a second, not in each step."""
+    manager, tries = engine.manager, []
+    bring = Holdings.bring
+
+    def refuse(self, hint, count, until):
+        tries.append(hint.name)
+        return (0, 0) if hint.name == "a" else bring(self, hint, count, until)
+
+    monkeypatch.setattr(Holdings, "bring", refuse)
+    manager.expect("a", engine.tokens(1), 0.3)
+    manager.expect("b", engine.tokens(2), 2.0)
+    wait(engine, 0.5)
+    assert brought(engine, 2) == BLOCKS
+    assert 5 <= tries.count("a") <= 11
+    wait(engine, manager.config.prefetch.grace_seconds, step=0.1)
+    assert "a" not in manager._prefetcher.expected
+
+
+def test_what_found_no_room_on_the_device_goes_there_once_there_is_some(namespace):
+    engine = prepare(Engine(namespace, device=100), 3)  # a quarter of it: 25 slots
+    manager = engine.manager
+    first, second = engine.tokens(1, 24), engine.tokens(2, 24)
+    manager.expect("r101", first, 0.1)
+    manager.expect("r102", second, 0.3)
+    wait(engine, 0.1)
+    assert manager.locate(second) == {"device": BLOCK, "host": 23 * BLOCK}
+    run_as(engine, "101", first)
+    wait(engine, 0.15)
+    assert manager.locate(second) == {"device": 24 * BLOCK}
+    assert manager._prefetcher._holdings.lifted == 24
+
+
+def test_who_is_put_off_leaves_the_device_and_comes_back_in_time(engine):
+    manager, tokens = engine.manager, engine.tokens(1)
+    manager.expect("r101", tokens, 0.1)
+    wait(engine, 0.1)
+    assert manager.locate(tokens) == {"device": BLOCKS * BLOCK}
+    manager.reorder({"r101": 2.0})
+    assert manager.locate(tokens) == {"host": BLOCKS * BLOCK}
+    assert manager._prefetcher._holdings.lifted == 0
+    wait(engine, 1.9)
+    assert manager.locate(tokens) == {"device": BLOCKS * BLOCK}
+
+
+def test_what_went_before_its_time_came_is_brought_again(engine):
+    """It was in host memory when the hint was looked at, held by nobody; who waited for its place had it."""
+    manager, tokens = engine.manager, engine.tokens(1)
+    manager.prefetch(tokens)
+    wait(engine, 0.1)
+    manager.expect("r101", tokens, 2.0)
+    wait(engine, 0.1)
+    manager.evict(Tier.HOST, tokens)
+    wait(engine, 1.85)
+    assert manager.locate(tokens) == {"device": BLOCKS * BLOCK}
+
+
+@pytest.mark.parametrize("way", ["expect", "prefetch"])
+@pytest.mark.parametrize("sooner", [True, False])
+def test_nothing_goes_from_host_memory_for_what_is_needed_later(namespace, way, sooner):
+    """The coldest pages there are those of a request that was announced; it holds none of them."""
+    engine = Engine(namespace, device=90, host=ROOM, disk=4000, prefetch={"share": 0.5})
+    engine.know(2)
+    prompts = [engine.tokens(1 + i, 30) for i in range(6)]
+    manager = engine.manager
+    for tokens in prompts:
+        engine.run(tokens)
+        engine.plane.settle()
+        manager.poll()
+    cold = next(tokens for tokens in prompts if "disk" not in manager.locate(tokens))
+    manager.evict(Tier.DEVICE, cold)
+    for tokens in prompts[prompts.index(cold) + 1 :]:
+        assert engine.run(tokens)[1] == 30 * BLOCK
+    assert manager.locate(cold) == {"host": 30 * BLOCK}
+    manager.expect("needed", cold, 2.0)
+    wait(engine, 0.05)
+    within = 3.0 + manager.config.prefetch.grace_seconds if sooner else 1.0
+    if way == "expect":
+        manager.expect("other", prompts[0], within)
+    else:
+        manager.prefetch(prompts[0], within=within)
+    wait(engine, 0.5)
+    assert ("disk" in manager.locate(cold)) == (not sooner)
+    assert manager.locate(prompts[0]).get("host", 0) < 30 * BLOCK if sooner else manager.locate(prompts[0])["host"]
+
+
+def hot_set(engine, rng, disturb):
+    """The share of hits above the disk in a set of 128 blocks that fills host memory but for the share of hints."""
+    manager = engine.manager
+    engine.know(2)
+    cold = [engine.tokens(200 + i, 16) for i in range(40)]
+    for tokens in cold:
+        engine.run(tokens)
+    for _ in range(20):
+        engine.plane.settle()
+        manager.poll()
+    hot = [engine.tokens(1 + i, 16) for i in range(8)]
+    for tokens in hot * 2:
+        engine.run(tokens)
+    before = dict(manager.stats().tokens_found)
+    for number in range(100):
+        for i in range(10):
+            disturb(engine, f"useless{number}-{i}", rng.choice(cold))
+        engine.run(hot[number % len(hot)])
+    found = {tier: count - before.get(tier, 0) for tier, count in manager.stats().tokens_found.items()}
+    return (found.get("device", 0) + found.get("host", 0)) / (100 * 16 * BLOCK)
+
+
+def ask(engine, name, tokens):
+    engine.manager.prefetch(tokens, within=0.5)
+    engine.plane.advance(0.001)
+    engine.manager.poll()
+
+
+def take_back(engine, name, tokens):
+    engine.manager.expect(name, tokens, 0.5)
+    wait(engine, 0.01)
+    engine.manager.dismiss(name)
+
+
+def put_off(engine, name, tokens):
+    engine.manager.expect(name, tokens, 0.5)
+    wait(engine, 0.004)
+    engine.manager.reorder({name: 50.0})
+
+
+@pytest.mark.parametrize("disturb", [ask, take_back, put_off])
+def test_a_thousand_useless_words_leave_the_hot_set_where_it_is(namespace, seed, disturb):
+    engine = Engine(namespace, device=40, host=200, disk=4000, prefetch={"grace_seconds": 0.2})
+    assert hot_set(engine, random.Random(seed), disturb) >= 0.99, f"seed {seed}"
+    assert engine.plane.pages["stage"] > 1000, "nothing was brought"
+
+
+def test_more_hints_than_there_may_be_are_counted(engine, monkeypatch):
+    monkeypatch.setattr(prefetch, "_LIMIT", 3)
+    for number in range(5):
+        engine.manager.expect(f"e{number}", engine.tokens(1), 1.0)
+    engine.manager.expect("e0", engine.tokens(2), 1.0)  # said again
+    assert engine.manager.stats().hints_refused == 2
+    assert "WARNING a hint was dropped: request 'e4': 3 others wait already" in engine.manager.describe()
+    assert list(engine.manager._prefetcher.expected) == ["e1", "e2", "e0"]
+
+
+def test_each_block_that_was_brought_is_counted_once(namespace, seed, monkeypatch):
+    """Whatever becomes of their hints, which share pages, are said again, put off, taken back, overtaken or lost."""
+    rng = random.Random(seed)
+    engine = prepare(Engine(namespace, host=120, disk=1000, prefetch={"grace_seconds": 0.5}), 8)
+    manager, ordered, begun = engine.manager, [], []
+    bring, started = Holdings.bring, manager._prefetcher.started
+
+    def count(self, hint, blocks, until):
+        said = bring(self, hint, blocks, until)
+        ordered.append(said[1])
+        return said
+
+    def note(name):
+        hint = manager._prefetcher.expected.get(name)
+        begun.append(hint.issued if hint is not None else 0)
+        started(name)
+
+    monkeypatch.setattr(Holdings, "bring", count)
+    monkeypatch.setattr(manager._prefetcher, "started", note)
+    for number in range(150):
+        name, stem = f"r{1000 + rng.randrange(number + 1)}", rng.randint(1, 8)
+        tokens = engine.tokens(stem, rng.randint(1, BLOCKS))
+        slow(engine, rng.choice([20.0, 200.0, 2000.0]))
+        manager.expect(name, tokens, rng.choice([0.0, 0.05, 0.3, 5.0]))
+        kind = rng.random()
+        if kind < 0.2:
+            manager.dismiss(name)
+        elif kind < 0.4:
+            manager.reorder({f"r{1000 + rng.randrange(number + 1)}": rng.uniform(0.0, 3.0) for _ in range(4)})
+        elif kind < 0.6:
+            wait(engine, rng.uniform(0.0, 0.05))
+            run_as(engine, name[1:], tokens)
+            manager.evict(Tier.DEVICE, tokens)
+        elif kind < 0.63:
+            manager.reset()
+            for other in range(1, 9):
+                engine.run(engine.tokens(other))
+                engine.plane.settle()
+                for tier in (Tier.DEVICE, Tier.HOST):
+                    manager.evict(tier, engine.tokens(other))
+        elif kind < 0.66:
+            engine.plane.advance(3.0)  # no step meanwhile
+        wait(engine, rng.uniform(0.0, 0.05))
+    wait(engine, 12.0, step=0.1)
+    holdings, seen = manager._prefetcher._holdings, counts(engine)
+    assert not manager._prefetcher.expected
+    assert sum(ordered) > 100
+    assert seen["wasted"] + seen["cancelled"] + sum(begun) == sum(ordered), f"seed {seed}"
+    assert seen["used"] <= sum(begun) <= seen["used"] + seen["late"], f"seed {seed}"
+    assert (holdings.held, holdings.lifted, len(holdings.by_ticket), len(holdings.holders)) == (0, 0, 0, 0)
+    assert manager.catalog.stats()["leases"] == 0, f"seed {seed}"
+    manager.catalog.check()
