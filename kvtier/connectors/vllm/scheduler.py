@@ -273,7 +273,9 @@ class SchedulerSide:
 
     def _store(self, request: Request, tokens: int, scheduled: SchedulerOutput) -> tuple[int, ...]:
         """Offer the blocks that this step fills; returns the tickets of what was ordered. Only tokens that are settled
-        have hashes, so guesses of a speculative step are never in them."""
+        have hashes, so guesses of a speculative step are never in them, nor is what the step before will answer. A
+        block that only a request's last output settles is left to whoever continues it: keeping the engine's blocks
+        for it would cost more than the few tokens that are computed again on average."""
         request_id = request.request_id
         first = self.manager.stored(request_id) if self.manager is not None else None
         if first is None or self.manager is None:

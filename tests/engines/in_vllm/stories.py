@@ -160,6 +160,7 @@ class Engine:
     ):
         self.random = random.Random(seed)
         self.ahead, self.drafts = ahead, drafts
+        self.slow = False  # for a while nothing is copied but what somebody waits for
         self.aborts = 0.05  # of a step's beginning and its end
         self.clock, self.ranks, self.blocks = Clock(), ranks, blocks
         self.seen: Counter[str] = Counter()
@@ -369,8 +370,10 @@ class Engine:
         )
 
     def advance(self):
+        if self.random.random() < 0.02:
+            self.slow = not self.slow
         for plane in self.planes:
-            plane.step(self.random.randint(0, 2))
+            plane.step(0 if self.slow else self.random.randint(0, 2))
 
     def remember_tables(self, scheduled):
         """What a model runner knows of the requests: their blocks, how much is computed, and how many tokens there are.
