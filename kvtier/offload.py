@@ -42,6 +42,7 @@ from kvtier.lookup import SCRATCH, Lookup
 from kvtier.placement import Placement
 from kvtier.prefetch import Prefetcher
 from kvtier.probe import Probes
+from kvtier.profile import Profile
 from kvtier.stats import CacheStats, Counts
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class OffloadManager:
             max_nodes=max_nodes,
         )
         self.costs = CostModel(hello.page_bytes, bytes_in_flight=config.mover.bytes_in_flight)
+        if config.profile is not None:
+            Profile.load(config.profile).seed(self.costs)
         self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes, self.costs, clock)
         self.probes = Probes(self.placement, self.costs, config.load_timeout_seconds)
         self._lookup = Lookup(self.catalog, plane, namespace, config.block_size)

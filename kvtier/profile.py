@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvtier.config import ConfigError
 
 if TYPE_CHECKING:
     from kvtier.costmodel import CostModel
@@ -26,7 +29,7 @@ class LaneSpeed(_Part):
     """A lane: ``fixed_s`` when it was idle, and bytes per second."""
 
     fixed_s: _Seconds
-    bytes_per_s: float = Field(gt=0.0, le=1e15)
+    bytes_per_s: float = Field(ge=1.0, le=1e15)
 
 
 class PrefillSpeed(_Part):
@@ -80,20 +83,21 @@ class Profile(_Part):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read :meth:`save`'s file. ValueError of one line: no such file, too large, another version, a wrong field."""
+        """Read :meth:`save`'s file. ConfigError of one line: no such file, too large, another version, a wrong one."""
+        expected = "expected a file of `kvtier calibrate`"
         try:
-            size = path.stat().st_size
-            text = path.read_text(encoding="utf-8") if size <= _MOST_BYTES else ""
+            found = path.stat()
+            if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # a pipe may never end
+                raise ConfigError(f"profile: {str(path)!r}: no regular file; {expected}")
+            text = path.read_text(encoding="utf-8") if found.st_size <= _MOST_BYTES else ""
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not text"
-            raise ValueError(f"profile: {str(path)!r}: {reason}; expected a file of `kvtier calibrate`") from None
-        if size > _MOST_BYTES:
-            raise ValueError(f"profile: {str(path)!r}: {size} bytes; expected a file of `kvtier calibrate`")
+            raise ConfigError(f"profile: {str(path)!r}: {reason}; {expected}") from None
+        if found.st_size > _MOST_BYTES:
+            raise ConfigError(f"profile: {str(path)!r}: {found.st_size} bytes; {expected}")
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
             where = ".".join(map(str, fault["loc"])) or "profile"
-            raise ValueError(
-                f"profile: {str(path)!r}: {where}: {fault['msg']}; expected a file of `kvtier calibrate`"
-            ) from None
+            raise ConfigError(f"profile: {str(path)!r}: {where}: {fault['msg']}; {expected}") from None
