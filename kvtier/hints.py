@@ -83,7 +83,7 @@ class Hints:
         self.coming: Queue = []
         self.soon: deque[Hint] = deque()
         """Those from ``coming`` whose time it is, which go when all of theirs is in host memory."""
-        self._aside: deque[tuple[float, int, Hint]] = deque()
+        self._aside: deque[tuple[float, Hint]] = deque()
         """Those from ``urgent`` for which nothing could be had: when to try again."""
 
     def schedule(self, hint: Hint) -> None:
@@ -106,14 +106,13 @@ class Hints:
 
     def put_aside(self, until: float) -> None:
         """Pass over the most urgent one. Each time until a later one."""
-        _, turn, hint = heappop(self.urgent)
-        self._aside.append((until, turn, hint))
+        self._aside.append((until, heappop(self.urgent)[2]))
 
     def take_up(self, now: float) -> None:
         """Those that were put aside until now are as urgent as they were."""
         while self._aside and self._aside[0][0] <= now:
-            _, turn, hint = self._aside.popleft()
-            if self.lives(hint) and hint.turn == turn:
+            _, hint = self._aside.popleft()
+            if self.lives(hint):
                 self.bring_more(hint)
 
     def forget(self, hint: Hint) -> None:

@@ -104,9 +104,12 @@ class Lookup:
         """How to :meth:`foresee` a request that will read these tokens, or of them those at ``positions`` [a, b). They
         are looked at then. ValueError for positions that make no sense."""
         first, last = self._blocks(positions)
+        read: list[Content] = []  # once, however often it is looked for: of a long prompt that takes a while
 
         def foresee(request: int, lost: bool, now: float, due: float) -> tuple[list[int], list[int]]:
-            return self.foresee(space, Content(tokens, media), first, last, request, lost, now, due)
+            if not read:
+                read.append(Content(tokens, media))
+            return self.foresee(space, read[0], first, last, request, lost, now, due)
 
         return foresee
 

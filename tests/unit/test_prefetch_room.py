@@ -169,6 +169,45 @@ def test_what_went_before_its_time_came_is_brought_again(engine):
     assert manager.locate(tokens) == {"device": BLOCKS * BLOCK}
 
 
+def test_what_is_on_its_way_to_the_device_when_its_hint_ends_goes_once_it_has_come(engine):
+    manager, tokens = engine.manager, engine.tokens(1)
+    engine.plane.lanes["onboard"].rate = 100.0
+    manager.expect("r101", tokens, 0.2)
+    hint = manager._prefetcher.expected["r101"]
+    while not hint.lifts:
+        wait(engine, 0.002)
+    manager.dismiss("r101")
+    assert manager.locate(tokens)["host"] > 0, "it is being copied"
+    manager.expect("other", engine.tokens(2), 50.0)
+    wait(engine, 1.0)
+    assert manager.locate(tokens) == {"disk": BLOCKS * BLOCK}
+    assert manager.locate(engine.tokens(2)) == {"host": BLOCKS * BLOCK}
+
+
+def test_what_is_still_being_written_takes_room_though_its_hint_has_ended(engine):
+    manager = engine.manager
+    manager.expect("a", engine.tokens(1), 0.1)
+    manager.poll()
+    manager.dismiss("a")
+    draining = manager.stats().slots["host"]["draining"]
+    assert draining > 0
+    assert manager._prefetcher._holdings.room == ROOM - draining
+    wait(engine, 0.1)
+    assert manager._prefetcher._holdings.room == ROOM
+
+
+def test_who_is_about_to_start_keeps_its_room_whenever_it_was_expected(engine):
+    manager = engine.manager
+    for stem in (1, 2, 3):
+        manager.expect(f"far{stem}", engine.tokens(stem), 600.0)
+    wait(engine, 1.0)
+    for stem in (1, 2, 3):
+        manager._prefetcher.rest(f"far{stem}")
+    manager.expect("near", engine.tokens(4), 0.5)
+    wait(engine, 0.5)
+    assert [brought(engine, stem) for stem in (1, 2, 3, 4)] == [BLOCKS, BLOCKS, BLOCKS, 0]
+
+
 @pytest.mark.parametrize("way", ["expect", "prefetch"])
 @pytest.mark.parametrize("sooner", [True, False])
 def test_nothing_goes_from_host_memory_for_what_is_needed_later(namespace, way, sooner):

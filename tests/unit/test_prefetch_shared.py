@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kvtier import lookup
 from kvtier.catalog import Tier
+from kvtier.content import Content
 from tests.unit.test_load_policy import BLOCK, BLOCKS, Engine
 from tests.unit.test_prefetch import PAGE, brought, counts, wait
 
@@ -146,6 +148,18 @@ def test_what_is_said_again_of_a_request_is_not_brought_again(engine):
     manager.expect("a", engine.tokens(2), 3.0, positions=(4 * BLOCK, 8 * BLOCK))
     wait(engine, 0.1)
     assert brought(engine, 2) == 4, "what it does not want any more is kept"
+    ended(engine)
+
+
+def test_a_prompt_is_read_once_however_often_it_is_looked_for(engine, monkeypatch):
+    reads, looks = [], []
+    foresee = engine.manager.catalog.foresee
+    monkeypatch.setattr(lookup, "Content", lambda *args: reads.append(args) or Content(*args))
+    monkeypatch.setattr(engine.manager.catalog, "foresee", lambda *args: looks.append(args) or foresee(*args))
+    engine.manager.expect("a", engine.tokens(1), 2.0)
+    wait(engine, 1.9)
+    assert engine.manager._prefetcher._hints.by_name["a"].lifted
+    assert (len(looks), len(reads)) == (2, 1)
     ended(engine)
 
 
