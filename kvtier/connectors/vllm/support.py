@@ -176,8 +176,17 @@ def name(vllm_config: VllmConfig, settings: Settings, worker: Introduction) -> N
             "vllm": vllm.__version__,
             "architectures": _plain(getattr(hf, "architectures", None)),
             "overrides": _plain(dict(model.hf_overrides)) if isinstance(model.hf_overrides, dict) else "a function",
-        },
+        }
+        | _drafter(vllm_config),
     )
+
+
+def _drafter(vllm_config: VllmConfig) -> dict[str, Value]:
+    """The model of its own that guesses, if there is one: its layers' KV lies in the same pages."""
+    draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
+    if draft is None or draft.model == vllm_config.model_config.model:
+        return {}
+    return {"drafter": [str(draft.model), str(draft.revision)]}
 
 
 def _plain(value: Any) -> Value:

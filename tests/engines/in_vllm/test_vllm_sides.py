@@ -601,6 +601,22 @@ def test_what_cannot_be_served_is_refused_by_name(change, said, tmp_path):
         support.check(config(), groups, Settings.read({}, TOKENS))
 
 
+def test_pages_with_a_drafters_kv_are_for_that_drafter(engine):
+    two = engine()
+
+    def fingerprint(*drafter):
+        named = config()
+        if drafter:
+            model, revision = drafter
+            named.speculative_config = SimpleNamespace(
+                draft_model_config=SimpleNamespace(model=model, revision=revision)
+            )
+        return support.name(named, Settings.read({}, TOKENS), two.workers[0].introduction).fingerprint
+
+    assert fingerprint("m", None) == fingerprint(), "guesses by the prompt, or by the model's own layers"
+    assert len({fingerprint(*drafter) for drafter in [(), ("d", None), ("e", None), ("e", "1")]}) == 4
+
+
 def one_group(spec):
     return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)], hash_block_size=None)
 
