@@ -13,7 +13,7 @@ from typing import Any
 
 from kvtier.lab.results import SOURCES, BenchResult, ContextRow, LoadRow
 
-__all__ = ["draw", "tokens_in_words"]
+__all__ = ["draw", "log_axis", "tokens_in_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ _OFFLOAD = {
     False: _Style("offload off", "#D55E00", "s", (0, (5, 2))),
     True: _Style("offload on", "#0072B2", "o"),
 }
+_LEAST_RANGE = 3.0  # of a logarithmic axis, its upper end over its lower one
 _RC = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -74,7 +75,7 @@ def tokens_in_words(tokens: float) -> str:
     return f"{tokens / 1024:.4g}k" if tokens >= 1024 and tokens % 256 == 0 else f"{tokens:.0f}"
 
 
-def _duration(ms: float, _: object = None) -> str:
+def _duration(ms: float) -> str:
     return f"{ms / 1000:g} s" if ms >= 1000 else f"{ms:g} ms"
 
 
@@ -117,21 +118,39 @@ def _ttft(result: BenchResult) -> Any:
         title, what = "Time to load a prefix, by where it is found", "random pages, nothing computed"
     else:
         axes.set_ylabel("time to first token (log scale)")
-        title, what = "Time to first token, by where the prefix is found", "median; shade: up to the highest percentile"
+        title, what = "Time to first token, by where the prefix is found", _samples(result.contexts)
     axes.set_title(f"{title}\n{result.model.name} · {what}", loc="left", fontsize=11)
     return figure
 
 
+def _samples(rows: Iterable[ContextRow]) -> str:
+    """What a point is: of one or two runs a median says little, so how many they are is part of the plot."""
+    counts = {row.n for row in rows if row.n}
+    of = f" of {' to '.join(str(n) for n in sorted({min(counts), max(counts)}))}" if counts else ""
+    shade = any(row.ttft_ms.p90 is not None for row in rows)
+    return f"median{of}; shade: up to the highest percentile" if shade else f"median{of}"
+
+
 def _log_times(axes: Any) -> None:
     """A logarithmic axis of milliseconds, with labels enough to read values off it also where its range is small."""
+    axes.set_yscale("log")
+    log_axis(axes.yaxis, _duration)
+
+
+def log_axis(axis: Any, words: Callable[[float], str]) -> None:
+    """Labels that can be read on a logarithmic axis, which is widened where its ends are so close that noise would
+    look large on it."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
+    low, high = axis.get_view_interval()
+    if high / low < _LEAST_RANGE:
+        middle, half = math.sqrt(low * high), math.sqrt(_LEAST_RANGE)
+        low, high = middle / half, middle * half
+        axis.axes.set(**{f"{axis.axis_name}lim": (low, high)})
     steps = (1.0, 2.0, 5.0) if high / low > 8 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
-    axes.yaxis.set_major_locator(LogLocator(subs=steps))
-    axes.yaxis.set_major_formatter(FuncFormatter(_duration))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: words(value)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _times(row: ContextRow) -> str:

@@ -23,6 +23,8 @@ def draw(result: PrefetchResult) -> bytes:
     """Median TTFT over the drive's speed, by arm."""
     from matplotlib.figure import Figure
 
+    from kvtier.lab.plots import log_axis
+
     reuses = sorted({row.reuse for row in result.rows})
     ahead = sorted({row.lookahead_ms for row in result.rows})
     figure = Figure(figsize=(3.4 * len(ahead) + 0.6, 3.0 * len(reuses) + 0.6), layout="constrained")
@@ -41,6 +43,8 @@ def draw(result: PrefetchResult) -> bytes:
             axes.set_yscale("log")
             axes.grid(True, color="#d8d8d8", linewidth=0.6)
             axes.set_title(f"{reuse:.0%} seen before, {lookahead:g} ms ahead", fontsize=9, loc="left")
+    log_axis(panels[0][0].xaxis, lambda speed: f"{speed:g}")  # all panels share its axes
+    log_axis(panels[0][0].yaxis, lambda ms: f"{ms:g}")
     figure.supxlabel("GB/s of the drive, as measured", fontsize=10)
     figure.supylabel("median time to first token, ms", fontsize=10)
     panels[0][0].legend(fontsize=8, frameon=False)

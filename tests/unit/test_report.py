@@ -98,6 +98,23 @@ def test_draws_a_single_context_and_a_single_user() -> None:
     assert sorted(plots.draw(result)) == ["load", "ttft"]
 
 
+def test_what_differs_by_noise_does_not_look_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = []
+    monkeypatch.setattr(plots, "_png", lambda plot, result: figures.append(plot(result)) or b"")
+    result = bench_samples.result()
+    near = [row.model_copy(update={"ttft_ms": row.ttft_ms.model_copy(update={"p50": 3010.0})}) for row in result.load]
+    near[-1] = near[-1].model_copy(update={"ttft_ms": near[-1].ttft_ms.model_copy(update={"p50": 3032.0})})
+    plots.draw(result.model_copy(update={"load": near}))
+    low, high = figures[-1].axes[0].get_ylim()
+    assert low < 2000 < 5000 < high
+
+
+def test_a_plot_says_of_how_many_runs_its_medians_are() -> None:
+    rows = bench_samples.context_rows((1024,))
+    assert plots._samples([row.model_copy(update={"n": 3}) for row in rows]).startswith("median of 3")
+    assert plots._samples([rows[0].model_copy(update={"n": n}) for n in (2, 5)]).startswith("median of 2 to 5")
+
+
 @pytest.mark.parametrize(
     ("tokens", "words"), [(512, "512"), (2048, "2k"), (131072, "128k"), (1536, "1.5k"), (1040, "1040")]
 )
