@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvtier.cli.bench_ttft import UNPROVED, progress, terminable
+from kvtier.cli.options import check_folder
 
 if TYPE_CHECKING:
     from kvtier.lab.prefetch_results import PrefetchResult
@@ -47,6 +48,7 @@ def command(
     from kvtier.lab.results import write_private
     from kvtier.lab.rig import ProofError
 
+    check_folder("out", out)
     settings = PrefetchSettings(
         lookaheads_ms=_numbers("lookahead", lookahead),
         gbps=_numbers("gbps", gbps),

@@ -9,6 +9,14 @@ import typer
 from rich.console import Console
 
 from kvtier.cli.bench_ttft import progress, terminable
+from kvtier.cli.options import check_file
+
+_WAYS = {
+    "offload": "device → host",
+    "onboard": "host → device",
+    "spill": "host → disk",
+    "stage": "disk → host",
+}
 
 
 def command(
@@ -32,6 +40,7 @@ def command(
     from kvtier.geometry import KVGeometry
     from kvtier.lab.calibrate import calibrate
 
+    check_file("out", out)
     console, errors = Console(), Console(stderr=True)
     with terminable(), progress(errors) as tell:
         profile = calibrate(
@@ -39,10 +48,12 @@ def command(
         )
     profile.save(out)
     for lane, speed in profile.lanes.items():
-        line = f"{lane:8} {speed.bytes_per_s / 1e9:7.2f} GB/s  + {1e3 * speed.fixed_s:.3f} ms"
+        line = f"{lane:8} {_WAYS[lane]}  {speed.bytes_per_s / 1e9:7.2f} GB/s  + {1e3 * speed.fixed_s:.3f} ms"
         console.print(line, highlight=False)
     if profile.prefill is not None:
         each = profile.prefill
         seconds = each.pass_s + each.token_s * each.pass_tokens + each.pair_s * each.pass_tokens**2 / 2
-        console.print(f"prefill  {each.pass_tokens / seconds:7.0f} tokens/s  {each.model}", highlight=False)
+        console.print(
+            f"prefill                 {each.pass_tokens / seconds:7.0f} tokens/s  {each.model}", highlight=False
+        )
     console.print(f"written: {out}", highlight=False, soft_wrap=True)

@@ -7,13 +7,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvtier.cli.options import check_file
 from kvtier.config import parse_size
 
 
 def command(
-    profile: Annotated[Path, typer.Option("--profile", help="The file to keep it in; cuda.profile names it later.")],
+    profile: Annotated[
+        Path, typer.Option("--out", "--profile", help="The file to keep it in; cuda.profile names it later.")
+    ],
     model: Annotated[
-        str, typer.Option(help="A well-known model's name, or a folder with a config.json.")
+        str,
+        typer.Option("--geometry", "--model", help="A well-known model's name, or a folder with a config.json."),
     ] = "llama-3-8b",
     block_size: Annotated[int, typer.Option(min=1, max=4096, help="Tokens in a block.")] = 16,
     layout: Annotated[str, typer.Option(help="How the engine lays its KV out; default: the lab's way.")] = "",
@@ -28,6 +32,7 @@ def command(
     from kvtier.tiers.device import DevicePool
     from kvtier.tiers.host import HostArena
 
+    check_file("out", profile)
     if Path(model).exists():
         geometry = KVGeometry.from_config(model, block_size=block_size, layout=layout)
     else:

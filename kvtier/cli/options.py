@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,3 +26,25 @@ def load_config(file: Path | None, settings: list[str] | None, **overrides: Any)
         values[key.strip()] = value
     values |= {key: value for key, value in overrides.items() if value is not None}
     return CacheConfig.load(file, **values)
+
+
+def check_file(name: str, path: Path) -> None:
+    """ValueError where a file of that name could not be written: said before a measurement and not after it."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise ValueError(f"{name}: {str(path)!r} is a directory; expected a file to write")
+    if not folder.is_dir():
+        raise ValueError(f"{name}: {str(folder)!r} is no directory; expected a file to write in one that exists")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"{name}: {str(folder)!r} cannot be written; choose another directory")
+
+
+def check_folder(name: str, path: Path) -> None:
+    """The same for a folder, which is made if need be."""
+    nearest = path.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise ValueError(f"{name}: {str(nearest)!r} is a file; expected a folder, which is made if need be")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ValueError(f"{name}: {str(path)!r} cannot be made or written in {str(nearest)!r}; choose another")

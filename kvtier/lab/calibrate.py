@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvtier.costmodel import CostModel
+    from kvtier.lab.model import LabModel
 
 __all__ = ["calibrate"]
 
@@ -48,6 +49,7 @@ def calibrate(
 
     Raises ValueError for what cannot be measured, OSError where the disk refuses.
     """
+    prefills = None if model is None else _open(model)  # first: what is no model is refused before the time has gone
     with ExitStack() as stack:
         disk = DiskConfig()
         largest = max(size for size in _SIZES if size == 1 or size * geometry.page_bytes <= _MOST_BYTES)
@@ -69,9 +71,9 @@ def calibrate(
                     _one(manager, size, number, with_disk=disk_path is not None)
         costs = manager.costs
     name = None
-    if model is not None:
+    if prefills is not None:
         progress("the model's prefill", 0.5)
-        name = _prefill(model, costs)
+        name = _prefill(prefills, costs)
     where = machine.describe(disk_path)
     date = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
     return Profile.of(costs, date=date, machine=f"{where.cpu}, disk {where.disk}", model=name)
@@ -103,12 +105,17 @@ def _one(manager: CacheManager, blocks: int, number: int, *, with_disk: bool) ->
     manager.evict(Tier.DEVICE, tokens)
 
 
-def _prefill(name: str, costs: CostModel) -> str:
+def _open(name: str) -> LabModel:
+    from kvtier.lab.rig import open_model
+
+    return open_model(name, 0)
+
+
+def _prefill(model: LabModel, costs: CostModel) -> str:
     """Compute a prompt through the lab's engine, three times: the first is slower than any other."""
-    from kvtier.lab.rig import Rig, open_model
+    from kvtier.lab.rig import Rig
     from kvtier.lab.workload import document
 
-    model = open_model(name, 0)
     tokens = min(_PROMPT_TOKENS, model.context_limit - 1)
     config = CacheConfig(host=HostConfig(size=1 << 20, write="never"), load_policy="never")
     with Rig(model, config, 2 * (tokens // config.block_size + 2), None, chunk_tokens=64) as rig:

@@ -44,6 +44,10 @@ def test_no_command_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> No
         (["doctor", "--set", "host.size=64 GB of ram"], "host.size: '64 GB of ram': expected a size"),
         (["doctor", "--set", "host.size"], "expected KEY=VALUE"),
         (["doctor", "--config", "/absent.toml"], "'/absent.toml': No such file"),
+        (["calibrate", "--out", "/absent/speeds.json"], "out: '/absent' is no directory"),
+        (["calibrate", "--out", "/"], "out: '/' is a directory; expected a file"),
+        (["calibrate-copies", "--out", "/absent/paths.json"], "out: '/absent' is no directory"),
+        (["bench", "prefetch", "--out", "/dev/null/out"], "out: '/dev/null' is a file"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

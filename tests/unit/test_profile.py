@@ -93,7 +93,7 @@ def test_calibrating_measures_every_lane(tmp_path: Path, capsys: pytest.CaptureF
     profile = Profile.load(out)
     assert set(profile.lanes) == {"offload", "onboard", "spill", "stage"}
     assert profile.prefill is None
-    assert "stage" in capsys.readouterr().out
+    assert "stage    disk → host" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["p.json"], "the store went"
 
 
@@ -107,3 +107,12 @@ def test_calibrating_with_a_model_measures_its_prefill(tmp_path: Path) -> None:
     assert set(profile.lanes) == {"offload", "onboard"}
     assert profile.prefill is not None
     assert profile.prefill.pass_tokens == 64
+
+
+def test_calibrating_refuses_what_is_no_model_before_it_measures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    assert main(["calibrate", f"--out={tmp_path / 'p.json'}", f"--model={tmp_path}"]) == 2
+    assert "lanes" not in capsys.readouterr().err
