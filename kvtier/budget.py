@@ -84,7 +84,7 @@ class Allowance:
     def limited_by(self) -> str:
         if self.group_left is not None and self.group_left < self.available:
             return f"the control group's limit of {readable_size(self.group_limit or 0)}"
-        return f"the memory available of {readable_size(self.total)}"
+        return f"the machine's {readable_size(self.total)}"
 
 
 def allowance(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Allowance:

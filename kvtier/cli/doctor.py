@@ -25,7 +25,9 @@ from kvtier.content import label_bytes
 from kvtier.geometry import KVGeometry
 
 GOOD, NOTE, BAD = "good", "note", "bad"
-_NEEDS_TORCH = "`kvtier bench ttft`, `prefetch` and `overhead`, `calibrate --model`: pip install 'kvtier[lab]'"
+_NEEDS_TORCH = (
+    "`kvtier bench ttft`, `prefetch` and `overhead`, `calibrate --model`: pip install '.[lab]' in kvtier's source"
+)
 _INSTRUCTIONS = ("avx2", "avx512f", "sha_ni")
 
 
@@ -48,7 +50,7 @@ def command(
 ) -> None:
     """Say what kvtier would build here, and what holds it back; exit code 2 if what is asked for cannot be."""
     wanted = load_config(config, settings, **{"disk.path": path})
-    findings = list(examine(wanted, KVGeometry.named(geometry, block_size=wanted.block_size)))
+    findings = list(examine(wanted, KVGeometry.named(geometry, block_size=wanted.block_size), geometry))
     if json:
         for finding in findings:
             print(json_module.dumps(asdict(finding)))
@@ -67,17 +69,19 @@ def _print(findings: list[Finding]) -> None:
     Console().print(table)
 
 
-def examine(config: CacheConfig, geometry: KVGeometry) -> Iterator[Finding]:
-    """Everything that decides what a cache with this configuration is built from, and its tiers for ``geometry``."""
+def examine(config: CacheConfig, geometry: KVGeometry, model: str) -> Iterator[Finding]:
+    """Everything that decides what a cache with this configuration is built from, and its tiers for ``model``'s pages,
+    which are of ``geometry``."""
     yield _engine()
     yield _processor()
     yield _memory(config)
-    yield _host_tier(config, geometry)
+    yield _host_tier(config, geometry, model)
     yield _huge_pages()
     yield _locked_memory()
-    yield _disk(config)
-    if config.disk.path is not None and config.disk.path.is_dir():
-        yield _disk_tier(config, geometry)
+    disk = _disk(config)
+    yield disk
+    if config.disk.path is not None and disk.verdict != BAD:
+        yield _disk_tier(config, geometry, model)
     yield _torch()
     yield _gpu()
     yield _nvcc()
@@ -113,24 +117,25 @@ def _memory(config: CacheConfig) -> Finding:
     return Finding("memory", f"{text}; host.size {format_size(config.host.size)} fits")
 
 
-def _host_tier(config: CacheConfig, geometry: KVGeometry) -> Finding:
-    return _tier("host", config.host.size // geometry.page_bytes, config.host.size, config.host.write, geometry)
+def _host_tier(config: CacheConfig, geometry: KVGeometry, model: str) -> Finding:
+    slots = config.host.size // geometry.page_bytes
+    return _tier("host", slots, config.host.size, config.host.write, geometry, model)
 
 
-def _disk_tier(config: CacheConfig, geometry: KVGeometry) -> Finding:
+def _disk_tier(config: CacheConfig, geometry: KVGeometry, model: str) -> Finding:
     from kvtier.tiers.disk import slots_in
 
     slots = slots_in(config.disk.size, geometry.payload_bytes, label_bytes(geometry.block_size))
-    return _tier("disk", slots, config.disk.size, config.disk.write, geometry)
+    return _tier("disk", slots, config.disk.size, config.disk.write, geometry, model)
 
 
-def _tier(name: str, slots: int, size: int, write: str, geometry: KVGeometry) -> Finding:
+def _tier(name: str, slots: int, size: int, write: str, geometry: KVGeometry, model: str) -> Finding:
     page = geometry.page_bytes
     if not slots:
         advice = f"{name}.size of {format_size(size)} holds no page of {readable_size(page)}; set a larger one"
         return Finding(f"{name} tier", "no pages", BAD, advice)
     tokens = slots * geometry.block_size
-    text = f"{readable_size(slots * page)}, {slots} pages of {readable_size(page)}, {tokens:,} tokens"
+    text = f"{readable_size(slots * page)}, {slots:,} pages of {readable_size(page)}, {tokens:,} tokens of {model}"
     return Finding(f"{name} tier", f"{text}; write: {write}")
 
 
@@ -164,9 +169,17 @@ def _disk(config: CacheConfig) -> Finding:
     free = shutil.disk_usage(path).free
     how = f"{'io_uring' if probe.uring else 'threads'}, {'direct' if probe.direct else 'buffered'}"
     text = f"{path}: {probe.filesystem}, {how}, {readable_size(free)} free"
-    if config.disk.size > free:
+    if config.disk.size > free + _store_bytes(Path(path)):
         return Finding("disk", text, BAD, f"disk.size of {format_size(config.disk.size)} does not fit")
     return Finding("disk", text, GOOD if probe.uring and probe.direct else NOTE, probe.why)
+
+
+def _store_bytes(folder: Path) -> int:
+    """What a store that was made in ``folder`` before has set aside already."""
+    try:
+        return (folder / "slab").stat().st_blocks * 512
+    except OSError:
+        return 0
 
 
 def _torch() -> Finding:

@@ -90,9 +90,7 @@ def test_this_machine_has_an_answer() -> None:
 
 def test_more_than_is_left_is_refused_in_one_line() -> None:
     allowed = Allowance(available=GIB, total=2 * GIB, group_left=None, group_limit=None)
-    with pytest.raises(
-        ConfigError, match=r"^host.size: the cache needs .*1 GiB are left of the memory available of 2 GiB"
-    ):
+    with pytest.raises(ConfigError, match=r"^host.size: the cache needs .*1 GiB are left of the machine's 2 GiB"):
         check_memory(memory_bound(2 * GIB, 4096), allowed)
 
 

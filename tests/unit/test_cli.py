@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -155,11 +156,13 @@ def test_doctor_says_what_would_be_built(capsys: pytest.CaptureFixture[str]) -> 
 def test_doctor_has_a_line_for_each_tier(tmp_path: Path) -> None:
     config = CacheConfig.load_from(environ={}, **{"disk.path": tmp_path, "disk.size": "1GiB", "host.size": "512MiB"})
     geometry = KVGeometry.named("llama-3-8b", block_size=16)
-    host, disk = doctor._host_tier(config, geometry), doctor._disk_tier(config, geometry)
-    assert host == doctor.Finding("host tier", "512 MiB, 256 pages of 2 MiB, 4,096 tokens; write: at_once")
-    assert disk.found.startswith("1022 MiB, 511 pages of 2 MiB, 8,176 tokens; write: at_once")
+    model = "llama-3-8b"
+    host, disk = doctor._host_tier(config, geometry, model), doctor._disk_tier(config, geometry, model)
+    found = "512 MiB, 256 pages of 2 MiB, 4,096 tokens of llama-3-8b; write: at_once"
+    assert host == doctor.Finding("host tier", found)
+    assert disk.found.startswith("1022 MiB, 511 pages of 2 MiB, 8,176 tokens of llama-3-8b; write: at_once")
     small = CacheConfig.load_from(environ={}, **{"host.size": "1MiB"})
-    assert doctor._host_tier(small, geometry).verdict == "bad"
+    assert doctor._host_tier(small, geometry, model).verdict == "bad"
 
 
 def test_doctor_probes_a_disk_by_using_it(tmp_path: Path) -> None:
@@ -174,6 +177,23 @@ def test_doctor_names_a_disk_that_is_not_there(capsys: pytest.CaptureFixture[str
     found = {line["what"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
     assert "/absent" in found["disk"]["advice"]
     assert "disk tier" not in found
+
+
+def test_doctor_promises_no_tier_on_a_disk_that_it_refuses(tmp_path: Path) -> None:
+    config = CacheConfig.load_from(environ={}, **{"disk.path": tmp_path, "disk.size": "1000TiB", "host.size": "1MiB"})
+    geometry = KVGeometry.named("llama-3-8b", block_size=16)
+    found = {finding.what: finding for finding in doctor.examine(config, geometry, "llama-3-8b")}
+    assert found["disk"].verdict == "bad"
+    assert "disk tier" not in found
+
+
+def test_doctor_counts_what_a_store_has_set_aside_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    config = CacheConfig.load_from(environ={}, **{"disk.path": tmp_path, "disk.size": "2MiB"})
+    if "does not fit" not in doctor._disk(config).advice:
+        pytest.skip("a temporary directory in memory is refused for that")
+    (tmp_path / "slab").write_bytes(b"x" * (2 << 20))
+    assert "does not fit" not in doctor._disk(config).advice
 
 
 def test_doctor_refuses_memory_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
