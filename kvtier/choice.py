@@ -93,7 +93,8 @@ def choose(
     """
     found, runs = len(tiers), _runs(model, tiers, filling, foreign)
     if not runs:
-        return Choice(found, found, 0.0, model.recompute(tokens - found * block, found * block), None, None, "there")
+        why = "all of it is on the device" if found else ""
+        return Choice(found, found, 0.0, model.recompute(tokens - found * block, found * block), None, None, why)
     first = runs[0].first
     all_computed = model.recompute(tokens - first * block, first * block)
     whole = _load(model, runs, first, found, now)

@@ -96,6 +96,10 @@ def test_what_is_not_known_yet_is_loaded_and_learnt(namespace):
     _, loaded, name = engine.run(tokens)
     assert loaded == BLOCKS * BLOCK
     assert "nothing is known of the lanes yet" in engine.manager.explain(name)
+    _, _, again = engine.run(tokens)
+    assert "chose to load 128 (all of it is on the device)" in engine.manager.explain(again)
+    _, _, new = engine.run(engine.tokens(2))
+    assert "found none; chose to load 0; predicted" in engine.manager.explain(new)
     engine.only_on_disk(tokens)
     _, _, name = engine.run(tokens)
     assert "unknown" not in engine.manager.explain(name)
