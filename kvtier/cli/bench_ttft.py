@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,15 +121,21 @@ def _measure(settings: Settings, *, json: bool, quick: bool) -> None:
     report.print_tables(result, console)
     console.print(f"written: {', '.join(str(path) for path in written)}", highlight=False, soft_wrap=True)
     if quick:
-        full = "kvtier bench ttft" + (f" --geometry {settings.geometry}" if settings.geometry else "")
+        called = _called()
+        full = f"{called} bench ttft" + (f" --geometry {settings.geometry}" if settings.geometry else "")
         console.print(
             f"This was a small setting. In full: {full} --out {settings.out}", highlight=False, soft_wrap=True
         )
         if settings.geometry is None:
-            more = "kvtier bench ttft --geometry llama-3-8b --contexts 2k,8k"
+            more = f"{called} bench ttft --geometry llama-3-8b --contexts 2k,8k"
             console.print(f"With the pages of a larger model: {more}", highlight=False, soft_wrap=True)
     if False in [*(row.outputs_match for row in result.contexts), *(row.outputs_match for row in result.load)]:
         raise typer.Exit(UNPROVED)
+
+
+def _called() -> str:
+    """How this command was called, so that what is printed can be called too: `make` does so by a path."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "kvtier" else "kvtier"
 
 
 @contextmanager

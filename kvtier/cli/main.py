@@ -16,7 +16,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("kvtier"):
             raise
-        return say(f"{error.name} is not installed; the command line needs: pip install 'kvtier[cli]'", BAD_INPUT)
+        return say(
+            f"{error.name} is not installed; the command line needs: pip install '.[cli]' in kvtier's source", BAD_INPUT
+        )
     try:
         return run(sys.argv[1:] if arguments is None else list(arguments))
     except KeyboardInterrupt:
@@ -24,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("kvtier"):
             raise
-        return say(f"{error.name} is not installed; this command needs: pip install 'kvtier[lab]'", BAD_INPUT)
+        return say(
+            f"{error.name} is not installed; this command needs: pip install '.[lab]' in kvtier's source", BAD_INPUT
+        )
     except ValueError as error:  # ConfigError is one
         return say(str(error), BAD_INPUT)
     except OSError as error:

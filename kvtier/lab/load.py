@@ -254,7 +254,8 @@ def most(passes: Callable[[int], bool], start: int, limit: int) -> int:
 
 
 def _words(point: Point, *, offload: bool) -> str:
-    return f"{point.users} users, working set {point.working_set:g}×, offload {_on(offload)}"
+    users = "1 user" if point.users == 1 else f"{point.users} users"
+    return f"{users}, working set {point.working_set:g}×, offload {_on(offload)}"
 
 
 def _on(offload: bool) -> str:

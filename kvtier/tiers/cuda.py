@@ -30,7 +30,7 @@ def compile_kernels(capability: tuple[int, int]) -> bytes:
     except ImportError as error:
         raise CudaError(
             f"the page kernels were not compiled when kvtier was built, and there is no compiler now ({error}); "
-            "install kvtier[cuda], or build kvtier where nvcc is"
+            "pip install '.[cuda]' in kvtier's source, or build kvtier where nvcc is"
         ) from None
     try:
         program = nvrtc.createProgram(

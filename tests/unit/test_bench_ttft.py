@@ -13,6 +13,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 
 from kvtier.catalog import Tier
+from kvtier.cli import bench_ttft
 from kvtier.cli.main import main
 from kvtier.lab import bench, settings, ttft
 from kvtier.lab.geometry_bench import cost_of
@@ -292,6 +293,14 @@ def test_cost_counts_the_weights_of_known_models() -> None:
         assert cost is not None
         assert cost.weights / 1e9 == pytest.approx(billions, rel=0.01)
     assert cost_of("unheard-of") is None
+
+
+@pytest.mark.parametrize(
+    ("called", "named"), [(".venv/bin/kvtier", ".venv/bin/kvtier"), ("/usr/lib/pytest/__main__.py", "kvtier")]
+)
+def test_what_it_says_to_call_next_can_be_called(called: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [called])
+    assert bench_ttft._called() == named
 
 
 def test_json_is_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
