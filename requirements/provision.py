@@ -15,7 +15,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 11)
-CPU_BUILDS = "https://download.pytorch.org/whl/cpu"  # PyPI's torch for Linux on x86-64 is a CUDA build
 
 LAUNCHER = """#!{python}
 import sys
@@ -53,12 +52,6 @@ def install(python, *arguments):
         fail("pip could not install the pinned packages (its message is above); nothing is marked as done, try again")
 
 
-def install_cpu_build(python, wanted):
-    """Whether pip's own indexes, or else PyTorch's for CPU builds, gave this one."""
-    elsewhere = ["--index-url", CPU_BUILDS, "--retries", "1", "--timeout", "15"]
-    return any(pip(python, "--no-deps", *where, wanted, quiet=True) for where in ([], elsewhere))
-
-
 def torch_build(python):
     """(version, CUDA version or None) as torch/version.py says it, without importing a build that may not load."""
     code = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
@@ -72,17 +65,17 @@ def torch_build(python):
 def install_torch(python):
     gpu = shutil.which("nvidia-smi") is not None
     wanted = os.environ.get("TORCH") or (ROOT / "requirements" / "torch.txt").read_text().split("\n")[-2]
-    # Without a GPU no dependencies: those that are missing then are CUDA's, and they are gigabytes. A build without a
-    # mark, which may be either, is the last that is tried: asking for a marked one costs nothing where there is none.
-    marked = not gpu and "+" not in wanted and install_cpu_build(python, f"{wanted}+cpu")
+    # Without a GPU no dependencies: those that are missing then are CUDA's, and they are gigabytes. An index that has
+    # CPU builds marks them; asking for the mark first costs nothing where there are none.
+    marked = not gpu and "+" not in wanted and pip(python, "--no-deps", f"{wanted}+cpu", quiet=True)
     if not marked:
         install(python, *([] if gpu else ["--no-deps"]), wanted)
     version, cuda = torch_build(python)
     if cuda and not gpu:
         fail(
-            f"torch {version} is a build for CUDA {cuda}, but there is no NVIDIA GPU, and neither pip's indexes nor "
-            f"{CPU_BUILDS} gave a CPU build; try again when that can be reached, or name an index that has one: "
-            f"make setup PIP_EXTRA_INDEX_URL=https://..."
+            f"torch {version} is a build for CUDA {cuda}, but there is no NVIDIA GPU, and pip's index has no build for "
+            "the CPU; PyTorch's own index of CPU builds has: make setup PIP_EXTRA_INDEX_URL=<that index, as PyTorch's "
+            "page on installing it says>"
         )
     print(
         f"torch {version}: {f'CUDA {cuda}' if cuda else 'CPU'} build; NVIDIA GPU: {'yes' if gpu else 'no'}", flush=True

@@ -23,7 +23,7 @@ def _indexes(module: ModuleType, monkeypatch: pytest.MonkeyPatch, gpu: bool, has
     asked: list[str] = []
 
     def pip(python: str, *arguments: str, quiet: bool = False) -> bool:
-        asked.append(f"{arguments[-1].partition('==')[2]} {'PyTorch' if module.CPU_BUILDS in arguments else 'pip'}")
+        asked.append(arguments[-1].partition("==")[2])
         return has(asked[-1])
 
     monkeypatch.setattr(module, "pip", pip)
@@ -35,16 +35,14 @@ def _indexes(module: ModuleType, monkeypatch: pytest.MonkeyPatch, gpu: bool, has
     return asked
 
 
-def test_without_a_gpu_torch_is_the_cpu_build_of_pips_index_or_of_pytorchs(provision, monkeypatch) -> None:
+def test_without_a_gpu_torch_is_the_cpu_build_where_an_index_marks_it(provision, monkeypatch) -> None:
     pinned = SCRIPT.with_name("torch.txt").read_text().split("==")[1].strip()
     asked = _indexes(provision, monkeypatch, False, lambda what: "+cpu" in what)
-    assert asked == [f"{pinned}+cpu pip"]
-    asked = _indexes(provision, monkeypatch, False, lambda what: "+cpu" not in what or "PyTorch" in what)
-    assert asked == [f"{pinned}+cpu pip", f"{pinned}+cpu PyTorch"]
-    assert _indexes(provision, monkeypatch, True, lambda what: True) == [f"{pinned} pip"]
+    assert asked == [f"{pinned}+cpu"]
+    assert _indexes(provision, monkeypatch, True, lambda what: True) == [pinned]
 
 
 def test_a_cuda_build_without_a_gpu_is_refused_with_what_to_do(provision, monkeypatch) -> None:
-    with pytest.raises(SystemExit, match=r"PIP_EXTRA_INDEX_URL=") as refused:
+    with pytest.raises(SystemExit, match="PIP_EXTRA_INDEX_URL=") as refused:
         _indexes(provision, monkeypatch, False, lambda what: "+cpu" not in what)
     assert len(str(refused.value).splitlines()) == 1
