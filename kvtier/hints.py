@@ -11,6 +11,7 @@ import itertools
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Hint:
     """Nothing is sent on for it before."""
     soon: bool = False
     """Whether it waits for its turn to go on to the device."""
+    gone: bool = False
+    """Whether it was taken back, and only has to give back what was brought for it."""
     rests: bool = False
     """Whether no more is ordered for it until it is scheduled anew."""
     tickets: set[int] = field(default_factory=set)
@@ -63,8 +66,8 @@ class Hint:
         return self.wanted[: self.issued] if self.wanted is not None else []
 
     def names(self, place: int, node: int) -> bool:
-        """Whether this is one of its nodes, in this place."""
-        return len(self.found) > place and self.found[place] == node
+        """Whether this is one of its nodes, in this place, and somebody will come for it."""
+        return not self.gone and len(self.found) > place and self.found[place] == node
 
 
 Queue: TypeAlias = list[tuple[float, int, Hint]]
@@ -99,6 +102,12 @@ class Hints:
             return
         for queue in (self.urgent, self.overdue, self.coming) if self._lifts else (self.urgent, self.overdue):
             heappush(queue, (hint.due, hint.turn, hint))
+
+    def take_back(self, hint: Hint) -> None:
+        """Nobody will come for it, but something was brought: it is given up next."""
+        hint.due, hint.gone, hint.foresee = -inf, True, _nothing
+        self.schedule(hint)
+        hint.rests = True
 
     def bring_more(self, hint: Hint) -> None:
         """Some of it is to be brought (again)."""

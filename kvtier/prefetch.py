@@ -106,6 +106,7 @@ class Prefetcher:
         self._hints = Hints(lifts=device > 0)
         self.expected = self._hints.by_name
         """The hints, by name; while there are some :meth:`pump` has something to look at."""
+        self._gone = 0  # of the hints, those that only have to give back what they have
         self._cramped = -1  # the turn of a hint that waits for room, where nothing has changed since
         self._rests = False
         self._turn = 0  # of _DUTIES
@@ -125,7 +126,7 @@ class Prefetcher:
         """What ``foresee`` finds will be read at about ``due`` by the request of this name."""
         if not self._holdings.host and not self._holdings.device:
             return
-        if not self.expected:
+        if len(self.expected) == self._gone:
             self._stepped = None
         hint, before = Hint(name, foresee, due, self._new_request()), self.expected.get(name)
         if before is not None:
@@ -141,7 +142,7 @@ class Prefetcher:
     def reschedule(self, name: str, due: float) -> None:
         """It will start at another time; a name that is not expected is no error."""
         expected = self.expected.get(name)
-        if expected is not None and expected.due != due:
+        if expected is not None and expected.due != due and not expected.gone:
             expected.due = due
             self._hints.schedule(expected)
             self._cramped = -1
@@ -161,15 +162,21 @@ class Prefetcher:
         """It is about to start, and will order what it lacks itself: order no more for it, unless it is rescheduled.
         Returns whether something is on its way for it; a name that is not expected is no error."""
         expected = self.expected.get(name)
-        if expected is None:
+        if expected is None or expected.gone:
             return False
         expected.rests = True
         return bool(expected.tickets)
 
     def dismiss(self, name: str) -> None:
-        """It will not come: stop what has not begun, and give its room back. A name not expected is no error."""
+        """It will not come: the next steps stop what has not begun, and give its room back. A name not expected is no
+        error."""
         expected = self.expected.get(name)
-        if expected is not None:
+        if expected is None or expected.gone:
+            return
+        if expected.issued or expected.lifted:  # to give that back is for a step to do
+            self._gone += 1
+            self._hints.take_back(expected)
+        else:
             self._drop(expected, "cancelled")
 
     def started(self, name: str) -> None:
@@ -184,6 +191,7 @@ class Prefetcher:
         self._forget(expected)
 
     def _forget(self, expected: Hint) -> None:
+        self._gone -= expected.gone
         self._holdings.release(expected)
         self._hints.forget(expected)
         self._cramped = -1
@@ -212,8 +220,8 @@ class Prefetcher:
 
     def dismiss_all(self) -> None:
         """Nobody will come."""
-        for name in list(self.expected):
-            self.dismiss(name)
+        for expected in list(self.expected.values()):
+            self._drop(expected, "cancelled")
 
     # ---- serving them --------------------------------------------------------------------------------------------
 
@@ -247,6 +255,9 @@ class Prefetcher:
     @contextmanager
     def rest_all(self) -> Iterator[None]:
         """Order nothing meanwhile, though steps go on."""
+        if self._gone:
+            for expected in [each for each in self.expected.values() if each.gone]:
+                self._drop(expected, "cancelled")
         self._resting = True
         try:
             yield
@@ -259,7 +270,7 @@ class Prefetcher:
             if expected is None:
                 return False
             looked = expected.wanted is not None
-            self._drop(expected, "wasted")
+            self._drop(expected, "cancelled" if expected.gone else "wasted")
             if looked:
                 break
         return True
@@ -274,7 +285,7 @@ class Prefetcher:
             soon.append(coming)
         for _ in range(min(_A_STEP, len(soon))):
             expected = soon.popleft()
-            if not self._hints.lives(expected):
+            if not self._hints.lives(expected) or expected.gone:
                 continue
             if expected.due > now + _SOON:  # it was put off
                 expected.soon = False

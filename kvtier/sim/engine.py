@@ -394,7 +394,7 @@ class SimulatedEngine:
         return True
 
     def dismiss(self, number: int) -> bool:
-        self.hints.discard(number)
+        # It stays among the hints: what was brought for it is given back by a later step.
         self.manager.dismiss(f"r{number}")
         return True
 

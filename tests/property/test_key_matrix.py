@@ -204,6 +204,7 @@ def test_no_call_leaves_the_salt_out(tmp_path: Path) -> None:
             came = manager.locate(TOKENS, **WHO).get("host", 0)
             assert came == blocks * BLOCK, "an announcement left the salt out"
             manager.dismiss("next")
+            manager.poll()
         manager.invalidate(**tenant | {"salt": "tenant-2"})
         assert manager.locate(TOKENS, **WHO), "invalidate left the salt out"
         manager.invalidate(**tenant)

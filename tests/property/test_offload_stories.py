@@ -272,7 +272,7 @@ class Engine:
         for name in list(self.jobs):
             self.abort(name)
         for _ in range(10_000):
-            if not self.manager.placement.under_way and not self.zombies:
+            if not self.manager.placement.under_way and not self.zombies and not self.manager._prefetcher.expected:
                 break
             self.carry_out((), [])
             for plane in self.planes:

@@ -150,6 +150,7 @@ def test_what_is_cancelled_or_never_comes_gives_its_room_back(engine):
     wait(engine, 0.1)
     manager.dismiss("gone")
     manager.dismiss("gone")
+    manager.poll()
     assert counts(engine)["cancelled"] == BLOCKS
     wait(engine, 0.1 + engine.manager.config.prefetch.grace_seconds, step=0.1)
     assert counts(engine) == {"used": 0, "late": 0, "wasted": BLOCKS, "cancelled": BLOCKS}
@@ -387,6 +388,7 @@ def test_what_a_hint_names_is_kept_no_longer_than_the_hint(engine):
     hints = manager._prefetcher._hints
     assert len(hints.overdue) <= 100, "entries of those that ended are never swept"
     manager.dismiss("far")
+    wait(engine, 0.02)
     assert not any((hints.urgent, hints.overdue, hints.coming, hints.soon))
 
 

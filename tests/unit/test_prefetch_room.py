@@ -189,6 +189,7 @@ def test_what_is_still_being_written_takes_room_though_its_hint_has_ended(engine
     manager.expect("a", engine.tokens(1), 0.1)
     manager.poll()
     manager.dismiss("a")
+    manager.poll()
     draining = manager.stats().slots["host"]["draining"]
     assert draining > 0
     assert manager._prefetcher._holdings.room == ROOM - draining

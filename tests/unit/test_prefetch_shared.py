@@ -98,6 +98,7 @@ def test_what_two_named_is_kept_for_the_other_when_one_does_not_come(engine, end
     assert engine.plane.pages["stage"] - before == BLOCKS, "it was read once more"
     assert not any(counts(engine).values()), "it is not known yet what becomes of it"
     manager.dismiss("b")
+    manager.poll()
     assert counts(engine) == {"used": 0, "late": 0, "wasted": 0, "cancelled": BLOCKS}
     ended(engine)
 
@@ -124,6 +125,7 @@ def test_who_waits_for_what_was_brought_for_another_is_not_let_down_by_that_one(
     manager.get_computed_blocks("b", tokens)
     manager.allocate_slots("b", len(tokens))
     manager.dismiss("a")
+    manager.poll()
     assert not any(job.cancelled for job in under_way), "what somebody waits for was stopped"
     while not manager.ready("b"):
         manager.poll(0.05)
@@ -151,6 +153,31 @@ def test_what_is_said_again_of_a_request_is_not_brought_again(engine):
     ended(engine)
 
 
+def test_taking_a_hint_back_is_done_by_the_next_step_and_not_by_the_word(engine, monkeypatch):
+    """What it has to give back may be much. Until then it may be said again, and then nothing is read again."""
+    manager, tokens = engine.manager, engine.tokens(1)
+    manager.expect("a", tokens, 3.0)
+    wait(engine, 1.0)
+    before, pages = brought(engine, 1), engine.plane.pages["stage"]
+    calls = []
+    for name in ("release", "drop_ahead"):
+        monkeypatch.setattr(manager.catalog, name, lambda *args: calls.append(args))
+    manager.dismiss("a")
+    manager.dismiss("a")
+    manager.reorder({"a": 0.1})
+    assert not manager._prefetcher.rest("a")
+    assert not calls
+    monkeypatch.undo()
+    manager.expect("a", tokens, 3.0)
+    wait(engine, 1.0)
+    assert (brought(engine, 1), engine.plane.pages["stage"]) == (before, pages)
+    manager.dismiss("a")
+    assert manager.flush()
+    assert not manager._prefetcher.expected
+    assert on_disk(engine, tokens) == BLOCKS, "a flush leaves nothing that is only to be given back"
+    ended(engine)
+
+
 def test_a_prompt_is_read_once_however_often_it_is_looked_for(engine, monkeypatch):
     reads, looks = [], []
     foresee = engine.manager.catalog.foresee
@@ -169,5 +196,6 @@ def test_what_was_used_meanwhile_stays_when_its_hint_ends(engine):
     wait(engine, 0.5)
     assert engine.run([*tokens[: HALF * BLOCK], 7])[1] == HALF * BLOCK
     manager.dismiss("a")
+    manager.poll()
     assert brought(engine, 1) == HALF
     ended(engine)
