@@ -117,7 +117,7 @@ PLANTED = (
         kind="a look-ahead is in the way",
         name="the time without hints counts as a step",
         file="kvtier/prefetch.py",
-        old="        if not self.expected:\n            self._stepped = None\n",
+        old="        if len(self.expected) == self._gone:\n            self._stepped = None\n",
         new="",
         says="a pause was taken for a step",
         tests=(PAUSE,),
