@@ -12,8 +12,10 @@ HEAD = """# What can be configured?
 
 The same names everywhere: `CacheConfig(host={"size": "64GiB"})` in Python, `[host] size = "64GiB"` in the TOML file
 that `CacheConfig.load(path)` or `KVTIER_CONFIG` names, `KVTIER_HOST__SIZE=64GiB` in the environment (two underscores
-end a section), `--set host.size=64GiB` on the command line. Later ones win: defaults, file, environment, then what is
-given. Sizes are numbers of bytes or words such as `64GiB` and `500MB`. An unknown key is refused, with the nearest one.
+end a section), `--set host.size=64GiB` on the command line. `CacheConfig(...)` takes the defaults and what is given,
+and looks nowhere else. `CacheConfig.load(path, ...)`, the command line and vLLM's connector look everywhere; later ones
+win: defaults, file, environment, then what is given. Sizes are numbers of bytes or words such as `64GiB` and `500MB`.
+An unknown key is refused, with the nearest one.
 
 | key | default | accepted | |
 | --- | --- | --- | --- |
