@@ -122,3 +122,46 @@ def test_what_the_look_ahead_gives_is_what_was_measured() -> None:
     low, high = compared["bounds"]
     assert compared["n"] == 16
     assert f"{compared['ratio']:.2f} × as late ({low:.2f}–{high:.2f})" in PAGE
+
+
+# ---- docs/latency.md ---------------------------------------------------------------------------------------------
+
+
+def spread(values: list[float]) -> str:
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def test_the_second_promise_is_told_as_it_was_measured() -> None:
+    page = (TREE / "docs/latency.md").read_text()
+    rows, again = (
+        json.loads((TREE / f"bench/results/2026-12-01-prefetch-{name}2-cores.json").read_text())["rows"]
+        for name in ("", "hidden-")
+    )
+    least = [row["hidden"] for row in rows if row["lookahead_exceeds_load"] and row["hidden"] < 0.95]
+    hidden = [row["hidden"] for row in rows if row["lookahead_exceeds_load"] and row["hidden"] >= 0.95]
+    split = [row for row in rows if row["ratio_to_best"] < 0.8]
+    said = [
+        f"{len(rows)} cells of 100 prompts",
+        f"own: {spread([row['ratio_to_best'] for row in rows])}, upper bounds at most "
+        f"{max(row['ratio_to_best_upper'] for row in rows):.2f} |",
+        f"| {spread([row['load_to_floor'] for row in rows if not row['lookahead_ms']])} | met |",
+        *(f"{1 / row['ratio_to_best']:.2f} × at {row['lane_gbps']} GB/s" for row in split),
+        f"{spread(hidden)} in {len(hidden)} of {len(hidden) + len(least)} cells, and "
+        f"{', '.join(f'{value:.2f}' for value in sorted(least)[:-1])} and {max(least):.2f} in three",
+        f"with 300 prompts: {spread([row['hidden'] for row in again])} |",
+    ]
+    assert [words for words in said if words not in page] == []
+    assert {row["n"] for row in rows} == {100}
+    assert {row["n"] for row in again} == {300}
+
+
+def test_what_a_step_costs_is_told_as_it_was_measured() -> None:
+    page = (TREE / "docs/latency.md").read_text()
+    lines = (TREE / "bench/results/2026-12-01-overhead-2-cores.jsonl").read_text().splitlines()
+    cold, median, mean, wall, cpu = (json.loads(line) for line in lines)
+    assert (
+        f"{median['value'] / 1e3:.3f} ms the median step, {100 * median['ratio']:.2f} %, {mean['value'] / 1e3:.3f}"
+        in page
+    )
+    assert f"CPU {cpu['value'] / 1e3:.2f} ms, wall {wall['value'] / 1e3:.2f}" in page
+    assert f"({cold['value']:.0f} and {cold['limit']:.0f} µs" in page
