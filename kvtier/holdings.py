@@ -34,7 +34,8 @@ class Holdings:
         self.lifted = 0
         """Of these, by pages that were sent on and not used yet."""
         self.by_ticket: dict[int, Hint] = {}
-        self._leaving: dict[int, tuple[list[int], list[int]]] = {}
+        self.leaving: dict[int, tuple[list[int], list[int]]] = {}
+        """Transfers at work on what was given back: what they bring, in host memory and on the device, goes at once."""
         self._nobodys: deque[tuple[int, list[int]]] = deque()
         self.holders: dict[Hint, None] = {}
         """Those for which something was brought, in this order."""
@@ -107,15 +108,15 @@ class Holdings:
     def note_ended(self, tickets: set[int]) -> None:
         for ticket in tickets:
             self.by_ticket.pop(ticket).tickets.discard(ticket)
-        for ticket in [ticket for ticket in self._leaving if not self._placement.runs(ticket)]:
-            self._drop(set(), *self._leaving.pop(ticket))
+        for ticket in [ticket for ticket in self.leaving if not self._placement.runs(ticket)]:
+            self._drop(set(), *self.leaving.pop(ticket))
 
     def _drop(self, tickets: set[int], brought: list[int], lifted: list[int]) -> None:
         """Have what nobody used of these be gone, so that what is used stays: now, and where ``tickets`` are at work on
         it, then."""
         running = [ticket for ticket in tickets if self._placement.runs(ticket)]
         self._placement.abandon(ticket for ticket in running if not self._placement.is_awaited(ticket))
-        self._leaving.update(dict.fromkeys(running, (brought, lifted)))
+        self.leaving.update(dict.fromkeys(running, (brought, lifted)))
         if lifted:
             self._catalog.drop_ahead(DEVICE, lifted)
         if brought:

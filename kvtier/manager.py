@@ -350,7 +350,7 @@ class CacheManager:
         spent = 1 if ended else 0  # of what a step may do for things that nobody waits for
         if self._gathering.waiting and self._gathering.step(busy=bool(ended)):
             spent = 2
-        if self._prefetcher.expected:
+        if self._prefetcher.expected or self._prefetcher.leaving:
             self._prefetcher.pump(ended, spent=spent, idle=idle)
         if self.placement.ahead:
             self.placement.maintain()

@@ -335,7 +335,7 @@ class OffloadManager:
                 self.catalog.release(request.number)
             elif request.state == "loading" and request.watch.review <= now:
                 self._loads.reconsider(request, now)
-        if self._prefetcher.expected:
+        if self._prefetcher.expected or self._prefetcher.leaving:
             self._prefetcher.pump(ended, spent=1 if completions else 0)
         self.placement.maintain()
         return loaded

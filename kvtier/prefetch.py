@@ -105,7 +105,9 @@ class Prefetcher:
         self._holdings = Holdings(catalog, placement, host, device)
         self._hints = Hints(lifts=device > 0)
         self.expected = self._hints.by_name
-        """The hints, by name; while there are some :meth:`pump` has something to look at."""
+        """The hints, by name."""
+        self.leaving = self._holdings.leaving
+        """While there are some of either :meth:`pump` has something to look at."""
         self._gone = 0  # of the hints, those that only have to give back what they have
         self._cramped = -1  # the turn of a hint that waits for room, where nothing has changed since
         self._rests = False
