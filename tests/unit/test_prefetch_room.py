@@ -169,7 +169,8 @@ def test_what_went_before_its_time_came_is_brought_again(engine):
     assert manager.locate(tokens) == {"device": BLOCKS * BLOCK}
 
 
-def test_what_is_on_its_way_to_the_device_when_its_hint_ends_goes_once_it_has_come(engine):
+@pytest.mark.parametrize("others", [True, False])
+def test_what_is_on_its_way_to_the_device_when_its_hint_ends_goes_once_it_has_come(engine, others):
     manager, tokens = engine.manager, engine.tokens(1)
     engine.plane.lanes["onboard"].rate = 100.0
     manager.expect("r101", tokens, 0.2)
@@ -178,10 +179,11 @@ def test_what_is_on_its_way_to_the_device_when_its_hint_ends_goes_once_it_has_co
         wait(engine, 0.002)
     manager.dismiss("r101")
     assert manager.locate(tokens)["host"] > 0, "it is being copied"
-    manager.expect("other", engine.tokens(2), 50.0)
+    if others:
+        manager.expect("other", engine.tokens(2), 50.0)
     wait(engine, 1.0)
     assert manager.locate(tokens) == {"disk": BLOCKS * BLOCK}
-    assert manager.locate(engine.tokens(2)) == {"host": BLOCKS * BLOCK}
+    assert manager.locate(engine.tokens(2)) == {"host" if others else "disk": BLOCKS * BLOCK}
 
 
 def test_what_is_still_being_written_takes_room_though_its_hint_has_ended(engine):
