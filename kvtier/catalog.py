@@ -368,6 +368,10 @@ class Catalog:
             return self.native.foresee(root, labels.native, first, until, source, lost, request, now, due)
         return self.native.foresee(root, self._labels(labels), first, until, source, lost, request, now, due)
 
+    def need(self, nodes: SomeNodes, now: float, due: float) -> None:
+        """As ``foresee`` says it, of nodes that it found and that there are still; ``due`` 0: nobody needs them."""
+        self.native.need(nodes, now, due)
+
     def cold(self, tier: Tier, n: int, lower: Tier) -> NodeIds:
         """Of the ``n`` next pages to be evicted from ``tier`` those that are absent in ``lower``, parents before
         children.

@@ -78,7 +78,7 @@ class Hints:
     """``lifts``: whether they go on to the device."""
 
     def __init__(self, *, lifts: bool) -> None:
-        self._lifts = lifts
+        self.lifts = lifts
         self._turns = itertools.count()
         self.by_name: dict[str, Hint] = {}
         self.urgent: Queue = []
@@ -97,10 +97,10 @@ class Hints:
             self.overdue = [(each.due, each.turn, each) for each in self.by_name.values()]
             heapify(self.overdue)
             self.urgent = list(self.overdue)
-            self.coming = list(self.overdue) if self._lifts else []
+            self.coming = list(self.overdue) if self.lifts else []
             self._aside.clear()
             return
-        for queue in (self.urgent, self.overdue, self.coming) if self._lifts else (self.urgent, self.overdue):
+        for queue in (self.urgent, self.overdue, self.coming) if self.lifts else (self.urgent, self.overdue):
             heappush(queue, (hint.due, hint.turn, hint))
 
     def take_back(self, hint: Hint) -> None:
@@ -150,6 +150,12 @@ class Hints:
             return None
         heappop(queue)
         return hint
+
+    def others(self, hint: Hint) -> list[Hint]:
+        """Who named its beginning too."""
+        if not hint.found:
+            return []
+        return [each for each in self.by_name.values() if each is not hint and each.names(0, hint.found[0])]
 
     def sharing(self, hint: Hint) -> tuple[Hint | None, list[Hint]]:
         """Who named all that was brought for this one, of several the first to start; and who named some of it."""

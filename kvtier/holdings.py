@@ -43,7 +43,12 @@ class Holdings:
     @property
     def room(self) -> int:
         """Slots of host memory that may be used now. What was given back and is being written still takes some."""
-        return max(0, self.host - self.held - self._catalog.usage(HOST).draining)
+        return max(0, self.host - self.held - self.draining)
+
+    @property
+    def draining(self) -> int:
+        """Slots of host memory that are being written for nobody, and come back when that has ended."""
+        return self._catalog.usage(HOST).draining
 
     def note_found(self, hint: Hint, found: list[int], below: list[int]) -> int:
         """``found`` is what it will read, and ``below`` what of it has to be brought; returns how much of that was

@@ -468,6 +468,7 @@ class CacheManager:
             if space is None or sequence.space == space:
                 sequence.cacheable = False
                 self._loader.revoke(sequence)
+        self._prefetcher.forgotten()
         return dropped
 
     def flush(self, timeout: float = 60.0) -> bool:

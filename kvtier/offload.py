@@ -374,6 +374,7 @@ class OffloadManager:
 
     def _forget(self, generation: int) -> tuple[str, ...]:
         self.catalog.invalidate(None, generation)
+        self._prefetcher.forgotten()
         void = []
         for request_id, request in self._requests.items():
             request.cacheable = False

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from heapq import heappop
+from heapq import heappop, nsmallest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,6 +60,7 @@ _PART_BYTES = 4 << 20  # of one while the lane's speed is unknown,
 _MOST_BYTES = 256 << 20  # and ever
 _WORTH = 4  # of what it lacks the most urgent hint takes a part of one in so many or more
 _LIMIT = 4096  # hints
+_SOONEST = 4  # of those that share with one that ends, whose need of that is said again at once
 _A_STEP = 2  # hints that are looked for, brought a part of, given up or sent on in one step of the engine,
 _IDLE_STEP = 8  # and in one in which it waits anyhow
 _UNSEEN = 4  # that are given up at a time where they were never looked for, which is little to do
@@ -135,6 +136,8 @@ class Prefetcher:
             if before.issued or before.lifted:  # of that it may want some again
                 hint.wanted, hint.stale = [], True
                 self._holdings.hand_over(before, hint)
+                if due > self._clock() + _SOON:
+                    self._holdings.lower(hint)
             self._forget(before)
         if len(self.expected) < _LIMIT:
             self._hints.schedule(hint)
@@ -175,7 +178,7 @@ class Prefetcher:
         expected = self.expected.get(name)
         if expected is None or expected.gone:
             return
-        if expected.issued or expected.lifted:  # to give that back is for a step to do
+        if expected.found:  # to give back what was done for it is for a step to do
             self._gone += 1
             self._hints.take_back(expected)
         else:
@@ -204,12 +207,20 @@ class Prefetcher:
         self._forget(expected)
 
     def _give_back(self, expected: Hint, outcome: str) -> None:
+        others = self._hints.others(expected)
+        self._catalog.need(expected.found, now := self._clock(), 0.0)
+        for other in nsmallest(_SOONEST, others, key=lambda each: each.due):
+            self._catalog.need(other.found, now, other.due + self._grace)
+        for other in others:
+            if expected.lifted and self._hints.lifts and not other.soon and other.due <= now + _SOON:
+                other.soon = True  # the device has it no more
+                self._hints.soon.append(other)
         if not expected.issued:
             self._holdings.give_back(expected)
             return
         heir, others = self._hints.sharing(expected)
         if heir is not None:
-            if heir.due > self._clock() + _SOON:
+            if heir.due > now + _SOON:
                 self._holdings.lower(expected)
             self._holdings.hand_over(expected, heir)
         else:
@@ -220,10 +231,19 @@ class Prefetcher:
             if not other.rests:
                 self._hints.bring_more(other)
 
+    def forgotten(self) -> None:
+        """Some namespaces were emptied: what is held of them goes as soon as it was looked at again."""
+        for expected in self.expected.values():
+            if expected.found and not expected.gone:
+                expected.stale = True
+                self._hints.bring_more(expected)
+
     def dismiss_all(self) -> None:
-        """Nobody will come."""
+        """Nobody will come, and so nobody has what was brought for another."""
         for expected in list(self.expected.values()):
-            self._drop(expected, "cancelled")
+            self.blocks["cancelled"] += expected.issued
+            self._holdings.give_back(expected)
+            self._forget(expected)
 
     # ---- serving them --------------------------------------------------------------------------------------------
 
@@ -340,7 +360,9 @@ class Prefetcher:
                     return True
                 self._hints.put_aside(now + _AGAIN)
                 return True
-            if got == missing or not count:
+            if missing and not count and self._holdings.draining:  # room that comes back by itself
+                self._hints.put_aside(now + _AGAIN)
+            elif got == missing or not count:
                 heappop(urgent)
             if ticket or looked:
                 return True
@@ -374,9 +396,8 @@ class Prefetcher:
         late, lost = expected.due + self._grace, self._placement.disk_offline
         try:
             found, below = expected.foresee(expected.request, lost, now, late)
-            if expected.issued and not set(found).issuperset(
-                expected.brought
-            ):  # it wants others now, or they were forgotten
+            wants_others = expected.issued and not set(found).issuperset(expected.brought)  # or they were forgotten
+            if wants_others:
                 self._let_go(expected, set(expected.brought).difference(found))
                 found, below = expected.foresee(expected.request, lost, now, late)
         except Exception as error:  # whatever the caller's tokens raise: the engine's step must go on
@@ -408,7 +429,8 @@ class Prefetcher:
     def fetch(self, space: bytes, content: Content, deadline: float) -> Prefetched:
         """Set it on its way now, pinned by nobody; ``deadline`` is in monotonic seconds, 0 for none."""
         try:
-            found, below = self._lookup.foresee(space, content, 0, None, SCRATCH, self._placement.disk_offline)
+            lost, now = self._placement.disk_offline, self._clock()
+            found, below = self._lookup.foresee(space, content, 0, None, SCRATCH, lost, now)
             ticket, count = self._holdings.bring_for_nobody(below, deadline)
             return Prefetched(len(found), count, ticket)
         finally:

@@ -207,6 +207,9 @@ void bind_upkeep(nb::class_<Catalog>& c) {
       nb::arg("root"), nb::arg("labels"), nb::arg("first"), nb::arg("last"), nb::arg("source"), nb::arg("lost"),
       nb::arg("request"), nb::arg("now") = 0.0, nb::arg("due") = 0.0);
   c.def(
+      "need", [](Catalog& self, In<NodeId> nodes, double now, double due) { self.need(view(nodes), now, due); },
+      nb::arg("nodes"), nb::arg("now"), nb::arg("due"));
+  c.def(
       "cold", [](const Catalog& self, Tier tier, std::size_t n, Tier lower) { return give(self.cold(tier, n, lower)); },
       nb::arg("tier"), nb::arg("n"), nb::arg("lower"));
   c.def(

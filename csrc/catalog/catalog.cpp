@@ -376,11 +376,14 @@ void Catalog::hand_over(RequestId from, RequestId into) {
   const std::uint32_t heir = leases_.get(into);
   Lease &lease = leases_[index], &other = leases_[heir];
   Pins &loads = lease.promise.loads, &others = other.promise.loads;
+  others.nodes.reserve(others.nodes.size() + loads.nodes.size());  // what needs memory, before anything has changed
+  others.tiers.reserve(others.tiers.size() + loads.tiers.size());
+  hold(other, lease.holds);  // once, however many handed the same over
+  for (const NodeId node : lease.holds) trie_.unhold(node);
+  lease.holds.clear();
   others.nodes.insert(others.nodes.end(), loads.nodes.begin(), loads.nodes.end());
   others.tiers.insert(others.tiers.end(), loads.tiers.begin(), loads.tiers.end());
-  other.holds.insert(other.holds.end(), lease.holds.begin(), lease.holds.end());
   loads.clear();
-  lease.holds.clear();
   leases_.erase(index);
 }
 

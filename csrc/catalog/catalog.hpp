@@ -113,6 +113,7 @@ class Catalog {
   // for what is needed later than `due_s`; 0: for whatever. Where `source` is lost, its pages end the prefix.
   Foreseen foresee(NodeId root, Labels labels, std::size_t first, std::size_t last, Tier source, bool lost,
                    RequestId request, double now_s = 0, double due_s = 0);
+  void need(Nodes nodes, double now_s, double due_s);  // of those that there are still; 0: nobody does any more
   std::vector<NodeId> cold(Tier tier, std::size_t count, Tier lower) const;
   std::vector<NodeId> lacking(Nodes nodes, Tier source, Tier target) const;  // ready in `source`, absent in `target`
   std::vector<bool> restore(Tier tier, Slots slots, const std::uint8_t* identities, std::size_t bytes);

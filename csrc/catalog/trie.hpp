@@ -81,6 +81,7 @@ class Trie {
   void need(NodeId node, Moment when, Moment now) {
     if (needed_[node] < now || when < needed_[node]) needed_[node] = when;
   }
+  void need_no_more(NodeId node) { needed_[node] = 0; }
   const std::uint8_t* label(NodeId node) const {
     return labels_.data() + static_cast<std::size_t>(node) * label_bytes_;
   }

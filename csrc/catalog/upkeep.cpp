@@ -81,6 +81,14 @@ Foreseen Catalog::foresee(NodeId root, Labels labels, std::size_t first, std::si
   return out;
 }
 
+void Catalog::need(Nodes nodes, double now_s, double due_s) {
+  const Moment due = moment_of(due_s);
+  now_ = std::max(now_, moment_of(now_s));
+  for (const NodeId node : nodes) {
+    if (trie_.alive(node)) due == 0 ? trie_.need_no_more(node) : trie_.need(node, due, now_);
+  }
+}
+
 std::vector<NodeId> Catalog::cold(Tier tier, std::size_t count, Tier lower) const {
   const int t = owned(tier), below = owned(lower);
   if (below <= t) throw std::invalid_argument("lower: must be a slower tier than the one asked about");

@@ -186,6 +186,135 @@ def test_what_is_on_its_way_to_the_device_when_its_hint_ends_goes_once_it_has_co
     assert manager.locate(engine.tokens(2)) == {"host" if others else "disk": BLOCKS * BLOCK}
 
 
+def cold_prompt(namespace):
+    """A host tier that is full of what the disk holds too; its coldest prompt, and one that is on disk only."""
+    engine = Engine(namespace, device=90, host=100, disk=4000, prefetch={"share": 0.5})
+    engine.know(2)
+    prompts = [engine.tokens(1 + stem, 30) for stem in range(6)]
+    for tokens in prompts:
+        engine.run(tokens)
+        engine.plane.settle()
+        engine.manager.poll()
+    cold = next(tokens for tokens in prompts if "disk" not in engine.manager.locate(tokens))
+    engine.manager.evict(Tier.DEVICE, cold)
+    for tokens in prompts[prompts.index(cold) + 1 :]:
+        engine.run(tokens)
+    assert engine.manager.locate(cold) == {"host": 30 * BLOCK}
+    return engine, cold, prompts
+
+
+@pytest.mark.parametrize("before", ["a hint", "nothing", "a hint long ago"])
+def test_a_hint_that_was_taken_back_keeps_no_page_from_others(namespace, before):
+    engine, cold, prompts = cold_prompt(namespace)
+    manager = engine.manager
+    if before != "nothing":
+        manager.expect("far", cold, 3600.0 if before == "a hint" else 2.0)
+        wait(engine, 0.05)
+    if before == "a hint":
+        manager.dismiss("far")
+        wait(engine, 0.05)
+        manager.expect("x", prompts[0], 4000.0)
+        wait(engine, 3.0)
+        assert manager.locate(prompts[0]) == {"host": 30 * BLOCK}
+    elif before == "a hint long ago":
+        manager._prefetcher.started("far")
+        wait(engine, 1000.0, 1.0)
+    assert manager.prefetch(prompts[1]).staged == 30
+
+
+def test_a_hint_that_is_taken_back_leaves_others_their_need(namespace):
+    engine, cold, prompts = cold_prompt(namespace)
+    manager = engine.manager
+    manager.expect("far", cold, 300.0)
+    manager.expect("also", cold, 1000.0)
+    wait(engine, 0.05)
+    manager.dismiss("far")
+    wait(engine, 0.05)
+    manager.expect("x", prompts[0], 4000.0)
+    wait(engine, 3.0)
+    assert manager.locate(cold) == {"host": 30 * BLOCK}, "evicted for what is needed later"
+
+
+def test_what_was_forgotten_takes_no_room_till_its_request_starts(engine):
+    manager = engine.manager
+    for stem in (1, 2, 3):
+        manager.expect(f"far{stem}", engine.tokens(stem), 3600.0)
+    wait(engine, 1.0)
+    assert manager.stats().slots["host"]["pinned"] == 3 * BLOCKS
+    manager.reset()
+    wait(engine, 0.1)
+    slots = manager.stats().slots["host"]
+    assert (slots["pinned"], slots["draining"]) == (0, 0)
+    assert manager._prefetcher._holdings.room == ROOM
+    engine.run(engine.tokens(7))
+    engine.only_on_disk(engine.tokens(7))
+    manager.expect("new", engine.tokens(7), 3700.0)
+    wait(engine, 1.0)
+    assert brought(engine, 7) == BLOCKS
+
+
+def test_who_says_again_that_it_comes_much_later_leaves_the_device_to_others(engine):
+    manager, holdings = engine.manager, engine.manager._prefetcher._holdings
+    manager.expect("s", engine.tokens(1), 0.1)
+    wait(engine, 0.1)
+    assert holdings.lifted == BLOCKS
+    manager.expect("s", engine.tokens(1), 3600.0)
+    assert holdings.lifted == 0
+    wait(engine, 1.0)
+    manager.expect("t", engine.tokens(2), 0.3)
+    wait(engine, 0.3)
+    assert manager.locate(engine.tokens(2)) == {"device": BLOCKS * BLOCK}
+
+
+def test_a_hint_whose_room_is_just_being_written_for_nobody_gets_it_then(namespace):
+    engine = prepare(Engine(namespace, prefetch={"share": 0.1}), 1)
+    manager, tokens = engine.manager, engine.tokens(50, 40)
+    engine.run(tokens)
+    engine.only_on_disk(tokens)
+    slow(engine, 20.0)
+    manager.costs.seed_lane("stage", 1e-4, 2000 * PAGE)
+    manager.expect("a", engine.tokens(1), 5.0)
+    for _ in range(3):
+        manager.poll()
+    manager.dismiss("a")
+    manager.poll()
+    manager.expect("b", tokens, 60.0)
+    for _ in range(4):
+        manager.poll()
+    hint = manager._prefetcher.expected["b"]
+    assert 0 < hint.issued < 40, "it found some room, and the rest of it being written"
+    engine.plane.lanes["stage"].rate = 2000.0
+    wait(engine, 10.0, 0.01)
+    assert manager.locate(tokens) == {"host": 40 * BLOCK}
+
+
+def test_who_is_about_to_start_has_its_pages_on_the_device_though_another_was_taken_back(engine):
+    manager, tokens = engine.manager, engine.tokens(1)
+    manager.prefetch(tokens)
+    wait(engine, 0.2)
+    manager.expect("a", tokens, 0.3)
+    manager.expect("b", tokens, 0.4)
+    wait(engine, 0.2)
+    assert manager.locate(tokens) == {"device": BLOCKS * BLOCK}
+    manager.dismiss("a")
+    manager.poll()
+    assert manager.locate(tokens) == {"host": BLOCKS * BLOCK}
+    wait(engine, 0.19)
+    assert manager.locate(tokens) == {"device": BLOCKS * BLOCK}
+
+
+def test_nobody_inherits_what_was_brought_when_nobody_will_come(engine, monkeypatch):
+    manager = engine.manager
+    for number in range(3):
+        manager.expect(f"h{number}", engine.tokens(1), 10.0 + number)
+    wait(engine, 0.5)
+    monkeypatch.setattr(Holdings, "hand_over", None)
+    manager._prefetcher.dismiss_all()
+    assert counts(engine)["cancelled"] == BLOCKS
+    wait(engine, 0.1)
+    assert manager.locate(engine.tokens(1)) == {"disk": BLOCKS * BLOCK}
+
+
 def test_what_is_still_being_written_takes_room_though_its_hint_has_ended(engine):
     manager = engine.manager
     manager.expect("a", engine.tokens(1), 0.1)
