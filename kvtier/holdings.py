@@ -6,7 +6,6 @@ In host memory it is pinned for its hint. On the device nobody holds it, so whoe
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from kvtier.catalog import DEVICE, HOST, Catalog
@@ -36,7 +35,7 @@ class Holdings:
         self.by_ticket: dict[int, Hint] = {}
         self.leaving: dict[int, tuple[list[int], list[int]]] = {}
         """Transfers at work on what was given back: what they bring, in host memory and on the device, goes at once."""
-        self._nobodys: deque[tuple[int, list[int]]] = deque()
+        self._nobodys: list[tuple[int, list[int]]] = []
         self.holders: dict[Hint, None] = {}
         """Those for which something was brought, in this order."""
 
@@ -81,10 +80,14 @@ class Holdings:
         if not nodes:
             return 0, 0
         taken = sum(len(earlier) for _, earlier in self._nobodys)
-        while self._nobodys and taken + len(nodes) > self.host and not self._placement.runs(self._nobodys[0][0]):
-            _, earlier = self._nobodys.popleft()
-            self._catalog.drop_ahead(HOST, earlier)
-            taken -= len(earlier)
+        kept = []
+        for ticket, earlier in self._nobodys:  # one that hangs keeps none of those behind it
+            if taken + len(nodes) > self.host and not self._placement.runs(ticket):
+                self._catalog.drop_ahead(HOST, earlier)
+                taken -= len(earlier)
+            else:
+                kept.append((ticket, earlier))
+        self._nobodys = kept
         nodes = nodes[: max(self.host - taken, self._catalog.usage(HOST).free)]
         ticket, count = self._placement.load(STAGE, nodes, 0, _PREFETCH, until) if nodes else (0, 0)
         if ticket:

@@ -149,6 +149,12 @@ struct Load {
   std::future<bool> wait(Time until) {
     return std::async(std::launch::async, [this, until] { return scheduler.wait_slices(1, 1, until); });
   }
+  void come() {  // its first slice
+    Chunk chunk;
+    REQUIRE(scheduler.take_copy_now(Lane::kOnboard, 16, &chunk));
+    const PageStatus ok = PageStatus::kOk;
+    scheduler.finish(chunk, &ok);
+  }
 
   static constexpr Tier path[] = {H, D};
   static constexpr Slot slots[] = {0, 0};
@@ -176,10 +182,7 @@ TEST_CASE("who waits for slices waits as long as anybody wants them: no promotio
   REQUIRE(load.scheduler.promote(1, Priority::kDemand, Clock::now() + milliseconds(20)));
   std::this_thread::sleep_for(milliseconds(50));
   CHECK_FALSE(load.scheduler.wait_slices(1, 1, Clock::now()));  // whose own time is over goes
-  Chunk chunk;
-  REQUIRE(load.scheduler.take_copy_now(Lane::kOnboard, 16, &chunk));
-  const PageStatus ok = PageStatus::kOk;
-  load.scheduler.finish(chunk, &ok);
+  load.come();
   CHECK(waiter.get());
 }
 
@@ -188,10 +191,7 @@ TEST_CASE("who waits for slices goes on past a deadline that was put off while i
   auto waiter = load.wait(Clock::now() + 2 * kPatience);
   REQUIRE(load.scheduler.promote(1, Priority::kDemand, Clock::now() + 2 * kPatience));
   std::this_thread::sleep_for(milliseconds(150));
-  Chunk chunk;
-  REQUIRE(load.scheduler.take_copy_now(Lane::kOnboard, 16, &chunk));
-  const PageStatus ok = PageStatus::kOk;
-  load.scheduler.finish(chunk, &ok);
+  load.come();
   CHECK(waiter.get());
 }
 

@@ -303,6 +303,20 @@ def test_who_is_about_to_start_has_its_pages_on_the_device_though_another_was_ta
     assert manager.locate(tokens) == {"device": BLOCKS * BLOCK}
 
 
+def test_one_call_that_hangs_keeps_the_room_of_no_other(engine, monkeypatch):
+    manager, holdings = engine.manager, engine.manager._prefetcher._holdings
+    holdings.host = 3 * BLOCKS
+    hanging = manager.prefetch(engine.tokens(1)).ticket
+    wait(engine, 0.1)
+    monkeypatch.setattr(manager.placement, "runs", lambda ticket: ticket == hanging)
+    for stem in range(2, 9):
+        manager.prefetch(engine.tokens(stem))
+        wait(engine, 0.1)
+    assert holdings._nobodys[0][0] == hanging
+    assert sum(len(nodes) for _, nodes in holdings._nobodys) <= holdings.host
+    assert [brought(engine, stem) for stem in (2, 7, 8)] == [0, BLOCKS, BLOCKS]
+
+
 def test_nobody_inherits_what_was_brought_when_nobody_will_come(engine, monkeypatch):
     manager = engine.manager
     for number in range(3):

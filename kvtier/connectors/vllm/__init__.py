@@ -104,6 +104,9 @@ class KVTierConnector(KVConnectorBase_V1):
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         """Blocks are stored whole, in :meth:`wait_for_save`."""
 
+    def finish_forward(self) -> None:
+        self._on_worker.pass_ended()
+
     def wait_for_save(self) -> None:
         self._on_worker.after_forward(self._get_connector_metadata())
 

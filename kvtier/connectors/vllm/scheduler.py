@@ -250,8 +250,8 @@ class SchedulerSide:
     def _time(self, scheduled: SchedulerOutput) -> int:
         """A number for a step that is one request's prefill and little else, to be told how long it took; else 0."""
         most = max(scheduled.num_scheduled_tokens, key=scheduled.num_scheduled_tokens.__getitem__, default=None)
-        if most is None or most not in self._requests:
-            return 0
+        if most is None or most not in self._requests or self._requests[most].mm_features:
+            return 0  # media are encoded in the same pass
         if any(load.synchronous for load in self._loads.values()):  # its time is not all computing
             return 0
         tokens = scheduled.num_scheduled_tokens[most]

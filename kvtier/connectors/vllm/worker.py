@@ -205,6 +205,10 @@ class WorkerSide:
         if self._step_loads is not None:
             self._step_loads.wait_for_layer(name)
 
+    def pass_ended(self) -> None:
+        """The model has been queued, or has computed; sampling follows, where vLLM says so."""
+        self._pass_clock.end()
+
     def after_forward(self, step: StepOrders) -> None:
         """The step's KV is computed: begin to store, but nothing that was computed behind a load that failed."""
         rank = self._rank_plane

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -324,10 +325,29 @@ def test_the_speed_of_a_prefill_is_what_the_workers_say(engine, monkeypatch):
     few = request("few", 8)
     two.scheduler.begin(few)
     assert two.orders([(few, [1], 0)]).timed == 0
+    media = request("media", TOKENS * 4, b"media")
+    media.mm_features = ["an image"]
+    two.scheduler.begin(media)
+    assert two.orders([(media, [1, 2, 3, 4], 0)]).timed == 0, "images are encoded in the same pass"
     both = [request(name, TOKENS * 4, name.encode()) for name in ("x", "y")]
     for each in both:
         two.scheduler.begin(each)
     assert two.orders([(each, [1, 2, 3, 4], 0) for each in both]).timed == 0, "two at once are neither's time"
+
+
+def test_what_follows_a_pass_is_no_part_of_its_time(engine):
+    """vLLM samples between the end of the forward pass and its word to store, where it says the former."""
+    one = engine(ranks=1)
+    (worker,) = one.workers
+    known = request("a", TOKENS * 4 + 1)
+    one.scheduler.begin(known)
+    orders = one.orders([(known, [1, 2, 3, 4, 15], 0)])
+    assert orders.timed
+    worker.before_forward(orders)
+    worker.pass_ended()
+    time.sleep(0.05)
+    worker.after_forward(orders)
+    assert worker.report().passes[orders.timed] < 0.05
 
 
 def test_what_a_request_will_read_comes_up_from_disk_while_it_waits(engine, tmp_path):
