@@ -281,11 +281,10 @@ def test_blocks_of_another_size_than_the_schedulers_are_refused():
         worker.adopt(halves)
 
 
+@pytest.mark.parametrize("device", ["an emulated GPU"], indirect=True)
 def test_a_step_waits_for_a_store_behind_what_a_gpu_has_not_computed_yet(engine, device):
     """The engine's queue is held, as where the next step is submitted before this one has been computed."""
     one = engine(ranks=1)
-    if not device:
-        pytest.skip("host memory has no queues")
     (gpu,) = device
     queue = gpu.native.make_stream()
     gpu.follow(lambda: queue)
