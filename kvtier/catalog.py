@@ -80,6 +80,8 @@ class TierSpec:
     tier: Tier
     slots: int
     policy: str = "lru"
+    keeps_last: bool = True
+    """Whether no page that is the last copy goes from it for what is brought ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class Catalog:
         self.labels = labels
         self._words = {"token": block_size, "content": label_words(block_size), "hash": 8}[labels]
         self.native = _core.Catalog(
-            [(int(spec.tier), spec.slots, spec.policy) for spec in tiers], 4 * self._words, max_nodes
+            [(int(spec.tier), spec.slots, spec.policy, spec.keeps_last) for spec in tiers], 4 * self._words, max_nodes
         )
         self.identity_bytes: int = _core.identity_bytes(4 * self._words)
 
@@ -283,7 +285,7 @@ class Catalog:
         path: Sequence[Tier],
         nodes: ArrayLike,
         request: int = 0,
-        backed_only: bool = False,
+        ahead: bool = False,
         cold: bool = False,
         due: float = 0.0,
     ) -> Reservation:
@@ -291,13 +293,13 @@ class Catalog:
         had.
 
         For each node, all or nothing: its page in ``path[0]`` is ready and gets pinned, those in the other owned
-        tiers are absent and become filling. With ``request`` the final page is pinned for it as well. ``backed_only``
-        is for what nobody has asked for yet: it evicts only pages that a lower owned tier still holds, and none
-        that was foreseen to be needed by ``due``, 0 for whenever. ``cold``: being copied is no use of a page of
+        tiers are absent and become filling. With ``request`` the final page is pinned for it as well. ``ahead``
+        is for what nobody has asked for yet: it evicts no page that was foreseen to be needed by ``due``, 0 for
+        whenever, and no last copy from a tier that keeps these. ``cold``: being copied is no use of a page of
         ``path[0]``; what nobody else pins meanwhile is the next to be evicted, as it was.
         """
         number = _number("request", request, _U64)
-        return Reservation(*self.native.reserve(list(path), _ids("nodes", nodes), number, backed_only, cold, due))
+        return Reservation(*self.native.reserve(list(path), _ids("nodes", nodes), number, ahead, cold, due))
 
     def settle(self, ticket: int, status: ArrayLike) -> bool:
         """Say what became of a transfer's pages: ``status`` uint8 ``[hops, count]`` of ``PageStatus``.
@@ -338,7 +340,7 @@ class Catalog:
         return int(self.native.drop(tier, _ids("nodes", nodes)))
 
     def drop_ahead(self, tier: Tier, nodes: SomeNodes) -> int:
-        """As ``drop``, of those pages that came by a ``backed_only`` reserve and that nobody has matched since. Some of
+        """As ``drop``, of those pages that came by a reserve ``ahead`` and that nobody has matched since. Some of
         the nodes may have ended."""
         return self.native.drop_ahead(tier, nodes)
 
@@ -356,7 +358,7 @@ class Catalog:
     ) -> tuple[list[int], list[int]]:
         """Look for the cached prefix of ``labels`` and keep its nodes alive for ``request``; their pages are free to
         go, and stay as cold as they are. ``labels`` are those of ``match``, or the content that makes them.
-        With ``due``, a time after ``now``, no ``backed_only`` reserve for what is needed later takes their place
+        With ``due``, a time after ``now``, no reserve ``ahead`` for what is needed later takes their place
         until then.
 
         Returns the nodes of its blocks [first, last), None for all, and those of them whose fastest page is in
@@ -381,6 +383,10 @@ class Catalog:
     def lacking(self, nodes: SomeNodes, source: Tier, target: Tier) -> list[int]:
         """Of ``nodes`` those whose pages are ready in ``source`` and absent in ``target``, both owned."""
         return self.native.lacking(nodes, source, target)
+
+    def count_ready(self, tier: Tier, nodes: SomeNodes) -> int:
+        """How many of the nodes' pages are ready in ``tier``. Some of the nodes may have ended."""
+        return self.native.count_ready(tier, nodes)
 
     def identities(self, nodes: ArrayLike) -> NDArray[np.uint8]:
         """The nodes' page identities, uint8 ``[n, identity_bytes]``; the layout is csrc/common/identity.hpp's."""

@@ -151,11 +151,11 @@ class Hints:
         heappop(queue)
         return hint
 
-    def others(self, hint: Hint) -> list[Hint]:
-        """Who named its beginning too."""
-        if not hint.found:
+    def naming(self, found: list[int], but: Hint | None = None) -> list[Hint]:
+        """Who named the beginning of this too."""
+        if not found:
             return []
-        return [each for each in self.by_name.values() if each is not hint and each.names(0, hint.found[0])]
+        return [each for each in self.by_name.values() if each is not but and each.names(0, found[0])]
 
     def sharing(self, hint: Hint) -> tuple[Hint | None, list[Hint]]:
         """Who named all that was brought for this one, of several the first to start; and who named some of it."""

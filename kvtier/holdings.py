@@ -72,6 +72,8 @@ class Holdings:
             self.held += got
             self.by_ticket[ticket] = hint
             self.holders[hint] = None
+        if got < count:
+            self._placement.copy_cold(HOST, count - got)
         return ticket, got
 
     def bring_for_nobody(self, nodes: list[int], until: float) -> tuple[int, int]:
@@ -104,6 +106,8 @@ class Holdings:
                 hint.lifts.add(ticket)
             hint.lifted += nodes[:count]
             self.lifted += count
+            if count < len(nodes):
+                self._placement.copy_cold(DEVICE, len(nodes) - count)
             return count == len(lacking)
         return not lacking
 

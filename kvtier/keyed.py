@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvtier.catalog import Catalog, PageStatus, Residency, Tier, TierSpec
+from kvtier.catalog import Catalog, PageStatus, Residency, Tier
 from kvtier.costmodel import CostModel
-from kvtier.placement import OFFLOAD, Placement
+from kvtier.placement import OFFLOAD, Placement, tier_specs
 from kvtier.stats import CacheStats, Counts
 
 if TYPE_CHECKING:
@@ -77,10 +77,9 @@ class KeyedPages:
         self.config, self.namespace, self.plane = config, namespace, plane
         self._clock = clock
         hello = plane.hello()
-        policies = {Tier.HOST: config.host.policy, Tier.DISK: config.disk.policy}
         self._tiers = sorted(set(hello.capacity) - {Tier.DEVICE})
         self.catalog = Catalog(
-            [TierSpec(tier, hello.capacity[tier], policies[tier]) for tier in self._tiers],
+            tier_specs(config, hello.capacity, self._tiers),
             block_size=config.block_size,
             labels="hash",
         )

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from kvtier import arguments
 from kvtier.arguments import whole, words
-from kvtier.catalog import Catalog, Tier, TierSpec
+from kvtier.catalog import Catalog, Tier
 from kvtier.content import Content, as_media
 from kvtier.costmodel import CostModel
 from kvtier.decoding import Decoding
@@ -31,7 +31,7 @@ from kvtier.loading import Loader
 from kvtier.lookup import SCRATCH, Lookup
 from kvtier.messages import DataPlane
 from kvtier.namespace import check_agreement
-from kvtier.placement import Placement
+from kvtier.placement import Placement, tier_specs
 from kvtier.policy import LoadPolicy
 from kvtier.prefetch import Prefetched, Prefetcher
 from kvtier.profile import Profile
@@ -91,10 +91,9 @@ class CacheManager:
             assert plane is not None
             self.plane = plane
             hello = plane.hello()
-            policies = {Tier.HOST: config.host.policy, Tier.DISK: config.disk.policy}
             self._tiers = sorted(hello.capacity)
             self.catalog = Catalog(
-                [TierSpec(tier, hello.capacity[tier], policies.get(tier, "lru")) for tier in self._tiers],
+                tier_specs(config, hello.capacity, self._tiers),
                 block_size=self._block,
                 labels="content",
                 max_nodes=max_nodes,

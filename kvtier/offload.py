@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier import arguments
-from kvtier.catalog import Catalog, Match, Tier, TierSpec
+from kvtier.catalog import Catalog, Match, Tier
 from kvtier.choice import ONBOARD, Choice, choose, is_synchronous
 from kvtier.config import ConfigError
 from kvtier.costmodel import CostModel
@@ -39,7 +39,7 @@ from kvtier.foreign import Blocks, ForeignRequest, Found, Hashes, Loaded, Loadin
 from kvtier.foreign_loads import ForeignLoads, tokens_by_tier
 from kvtier.foreign_waits import ForeignWaits
 from kvtier.lookup import SCRATCH, Lookup
-from kvtier.placement import Placement
+from kvtier.placement import Placement, tier_specs
 from kvtier.prefetch import Prefetcher
 from kvtier.probe import Probes
 from kvtier.profile import Profile
@@ -85,11 +85,10 @@ class OffloadManager:
         self.config, self.namespace, self.plane = config, namespace, plane
         self._mode, self._clock = load_mode, clock
         hello = plane.hello()
-        policies = {Tier.HOST: config.host.policy, Tier.DISK: config.disk.policy}
         self._tiers = sorted(set(hello.capacity) - {Tier.DEVICE})
         self.device_blocks = hello.capacity.get(Tier.DEVICE, 0)
         self.catalog = Catalog(
-            [TierSpec(tier, hello.capacity[tier], policies[tier]) for tier in self._tiers],
+            tier_specs(config, hello.capacity, self._tiers),
             block_size=config.block_size,
             labels="hash",
             max_nodes=max_nodes,

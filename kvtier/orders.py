@@ -56,8 +56,8 @@ class Orders(ABC):
         cuts: tuple[int, ...] = (),
     ) -> tuple[int, int]:
         """Start moving the pages of ``nodes`` up along ``path``; the arguments are those of
-        :meth:`kvtier.catalog.Catalog.reserve` and :class:`kvtier.messages.Transfer`. For what nobody waits for only
-        pages go that a lower tier holds too, and that no hint needs by ``deadline``.
+        :meth:`kvtier.catalog.Catalog.reserve` and :class:`kvtier.messages.Transfer`. What nobody waits for is
+        reserved ahead: it takes the place of no page that a hint needs by ``deadline``.
 
         Returns the ticket and how many of them, from the first; (0, 0): none, there was no room or no place.
         """
@@ -124,8 +124,8 @@ class OrdersByMessage(Orders):
         cuts: tuple[int, ...] = (),
     ) -> tuple[int, int]:
         """See :class:`Orders`."""
-        backed_only = priority is not _DEMAND
-        transfer = self._reserve(path, nodes, request, backed_only=backed_only, device=device, due=deadline)
+        ahead = priority is not _DEMAND
+        transfer = self._reserve(path, nodes, request, ahead=ahead, device=device, due=deadline)
         return self._submit(transfer._replace(priority=priority, deadline=deadline, cuts=cuts), nodes)
 
     def store(
@@ -169,12 +169,12 @@ class OrdersByMessage(Orders):
         nodes: SomeNodes,
         request: int,
         *,
-        backed_only: bool = False,
+        ahead: bool = False,
         cold: bool = False,
         device: Slots | None,
         due: float = 0.0,
     ) -> Transfer:
-        reserved = self._catalog.reserve(path, nodes, request, backed_only=backed_only, cold=cold, due=due)
+        reserved = self._catalog.reserve(path, nodes, request, ahead=ahead, cold=cold, due=due)
         if reserved.count and device is not None:
             reserved.slots[path.index(Tier.DEVICE)] = device[: reserved.count]
         return Transfer(reserved.ticket, path, reserved.slots, reserved.identities)
@@ -223,10 +223,8 @@ class DirectOrders(Orders):
     ) -> tuple[int, int]:
         """See :class:`Orders`."""
         assert device is None
-        mover, backed_only = self._mover, priority is not _DEMAND
-        return self._native.load(
-            path, nodes, request, backed_only, priority, deadline, mover.stream(), cuts, mover.crowded
-        )
+        mover, ahead = self._mover, priority is not _DEMAND
+        return self._native.load(path, nodes, request, ahead, priority, deadline, mover.stream(), cuts, mover.crowded)
 
     def store(
         self,

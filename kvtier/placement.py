@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier import _core
-from kvtier.catalog import Catalog, Tier
+from kvtier.catalog import Catalog, Tier, TierSpec
 from kvtier.choice import ONBOARD, STAGE_ONBOARD
 from kvtier.messages import Completion, DataPlane, Hello, Priority
 from kvtier.orders import SPILL, DirectOrders, OrdersByMessage
 from kvtier.ways import Plan, plans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kvtier.catalog import SomeNodes
     from kvtier.config import CacheConfig
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kvtier.orders import Orders
     from kvtier.ways import Plans
 
-__all__ = ["Bringing", "Placement"]
+__all__ = ["Bringing", "Placement", "tier_specs"]
 
 Nodes = npt.NDArray[np.uint32]
 Slots = npt.NDArray[np.uint32]
@@ -51,6 +51,8 @@ _MOVES = {
     "stage": "disk_to_host",
 }
 """Lanes by the names under which their bytes are counted."""
+
+_WRITTEN = ("ahead", "at_once")  # policies by which every page goes down before it goes
 
 _PARTS = 8  # that a load is cut into at most, each of so many bytes and seconds at least
 _PART_BYTES = 1 << 20
@@ -70,6 +72,20 @@ class Bringing:
     """Pages that other requests' transfers are bringing are part of the prefix: look again when any has ended."""
     cuts: tuple[int, ...] = ()
     """Where the one transfer comes in slices: see :class:`kvtier.messages.Transfer`."""
+
+
+def tier_specs(config: CacheConfig, capacity: Mapping[Tier, int], tiers: Sequence[Tier]) -> list[TierSpec]:
+    """How the catalog keeps these ``tiers``, of so many slots each.
+
+    A last copy that the write policy wants below never goes for what is brought ahead. One that it would rather lose
+    than write may: a tier is full of those in the long run, and nothing could be brought any more.
+    """
+    policies = {Tier.HOST: config.host.policy, Tier.DISK: config.disk.policy}
+    writes = {Tier.DEVICE: config.host.write, Tier.HOST: config.disk.write}
+    return [
+        TierSpec(tier, capacity[tier], policies.get(tier, "lru"), keeps_last=writes.get(tier, "at_once") in _WRITTEN)
+        for tier in tiers
+    ]
 
 
 class Placement:
@@ -266,11 +282,7 @@ class Placement:
         """Copy the cold end of each tier down ahead of need: from when too few of its next slots could be had at once,
         being free or held below too, until enough could. Once a step."""
         for path in self.ahead:
-            if self._traffic.moves(path):
-                self.catch_up()
-                if self._traffic.moves(path):
-                    continue
-            if path[1] is Tier.DISK and self.disk_offline:
+            if not self._rests(path):
                 continue
             upper, lower = self._catalog.usage(path[0]), self._catalog.usage(path[1])
             # What the lower tier cannot hold beside each other would be copied there in turns, for ever.
@@ -278,6 +290,21 @@ class Placement:
             missing = [min(most, max(0, ceil(mark * upper.capacity) - upper.free)) for mark in (self._low, self._high)]
             if len(self._catalog.cold(path[0], missing[0], path[1])):
                 self.store(path, self._catalog.cold(path[0], missing[1], path[1]), cold=True)
+
+    def copy_cold(self, tier: Tier, count: int) -> None:
+        """What is brought ahead found no room for so many pages there: copy down what keeps it from that, last copies
+        among the coldest, where the policy wants them below anyhow."""
+        path, write = (OFFLOAD, self._offload) if tier == Tier.DEVICE else (SPILL, self._spill)
+        if write in _WRITTEN and self._rests(path):
+            cold = self._catalog.cold(path[0], count, path[1])
+            if len(cold):
+                self.store(path, cold, cold=True)
+
+    def _rests(self, path: tuple[Tier, Tier]) -> bool:
+        """Whether nothing is on its way along this lane, and something could be."""
+        if self._traffic.moves(path):
+            self.catch_up()
+        return not self._traffic.moves(path) and not (path[1] is Tier.DISK and self.disk_offline)
 
     # ---- settling ------------------------------------------------------------------------------------------------
 

@@ -9,31 +9,29 @@ Giving a hint only notes it; :meth:`Prefetcher.pump`, once a step, turns the mos
   gets room for all its pages or waits for it, the most urgent one first and nobody past it; that one takes a part where
   a part is all there will be. Who starts clearly later makes room for it. What is not used some time after it was
   expected gives its room back, so nobody waits for ever;
-- it takes the place only of pages that the disk holds too, and never that of pages brought ahead, which are pinned, or
-  that a hint named which is needed sooner;
+- it takes the place of the coldest pages only: never of those brought ahead, which are pinned, or that a hint named
+  which is needed sooner, and of last copies only where the write policy would rather lose them than write them;
 - what was brought for a request that does not come goes to the next one that named it too, or is gone at once.
 
 What is in host memory by then goes on to the device shortly before the request is expected to start, so that it finds a
-device hit: on no more than ``prefetch.share`` of the device's slots, in the place of its coldest pages that a lower
-tier holds too, and held by nobody, so that whoever needs the slots has them.
+device hit: on no more than ``prefetch.share`` of the device's slots, by the same rule, and held by nobody, so that
+whoever needs the slots has them.
 
-So a wrong hint costs idle bandwidth and a share of the coldest pages, and never the only copy of anything. What a hint
-names is looked at in a step of the engine: one that cannot be read is dropped there, and counted.
+So a wrong hint costs idle bandwidth and a share of the coldest pages, and no last copy that the write policy keeps.
+What a hint names is looked at in a step of the engine: one that cannot be read is dropped there, and counted.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, nsmallest
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvtier import arguments
-from kvtier.catalog import HOST, Catalog, Residency, Tier
+from kvtier.catalog import HOST, Catalog, Tier
 from kvtier.choice import STAGE
 from kvtier.hints import Hint, Hints
 from kvtier.holdings import Holdings
@@ -111,6 +109,7 @@ class Prefetcher:
         """While there are some of either :meth:`pump` has something to look at."""
         self._gone = 0  # of the hints, those that only have to give back what they have
         self._cramped = -1  # the turn of a hint that waits for room, where nothing has changed since
+        self._read: deque[list[int]] = deque()  # nodes that requests were expected to read, which do now
         self._rests = False
         self._turn = 0  # of _DUTIES
         self._step = 0.0  # seconds that one takes
@@ -190,9 +189,12 @@ class Prefetcher:
         if expected is None:
             return
         if expected.wanted is not None:
-            there = self._catalog.state(expected.wanted)[1][:, Tier.HOST] == Residency.READY
-            self.blocks["used"] += int(np.count_nonzero(there[: expected.issued]))
-            self.blocks["late"] += int(np.count_nonzero(~there))
+            wanted, issued = expected.wanted, expected.issued
+            used = self._catalog.count_ready(HOST, wanted[:issued]) if issued else 0
+            others = self._catalog.count_ready(HOST, wanted[issued:]) if issued < len(wanted) else 0
+            self.blocks["used"] += used
+            self.blocks["late"] += len(wanted) - used - others
+            self._read.append(expected.found)
         self._forget(expected)
 
     def _forget(self, expected: Hint) -> None:
@@ -207,10 +209,8 @@ class Prefetcher:
         self._forget(expected)
 
     def _give_back(self, expected: Hint, outcome: str) -> None:
-        others = self._hints.others(expected)
-        self._catalog.need(expected.found, now := self._clock(), 0.0)
-        for other in nsmallest(_SOONEST, others, key=lambda each: each.due):
-            self._catalog.need(other.found, now, other.due + self._grace)
+        others = self._hints.naming(expected.found, but=expected)
+        self._need_for(others, expected.found, now := self._clock())
         for other in others:
             if expected.lifted and self._hints.lifts and not other.soon and other.due <= now + _SOON:
                 other.soon = True  # the device has it no more
@@ -230,6 +230,18 @@ class Prefetcher:
             other.stale = True
             if not other.rests:
                 self._hints.bring_more(other)
+
+    def _need_for(self, others: list[Hint], found: list[int], now: float) -> None:
+        """One who named this needs it no more; the others do still."""
+        self._catalog.need(found, now, 0.0)
+        for other in nsmallest(_SOONEST, others, key=lambda each: each.due):
+            self._catalog.need(other.found, now, other.due + self._grace)
+
+    def _note_read(self, now: float) -> None:
+        """What is being read keeps nothing else from its place any more."""
+        for _ in range(min(_IDLE_STEP, len(self._read))):
+            found = self._read.popleft()
+            self._need_for(self._hints.naming(found), found, now)
 
     def forgotten(self) -> None:
         """Some namespaces were emptied: what is held of them goes as soon as it was looked at again."""
@@ -262,6 +274,7 @@ class Prefetcher:
         self._holdings.note_ended(self._holdings.by_ticket.keys() & ended.keys())
         if self._resting:
             return
+        self._note_read(now)
         left = _IDLE_STEP if idle else _A_STEP - spent
         self._rests = left < 1 and not self._rests
         if self._rests:
@@ -430,6 +443,7 @@ class Prefetcher:
         """Set it on its way now, pinned by nobody; ``deadline`` is in monotonic seconds, 0 for none."""
         try:
             lost, now = self._placement.disk_offline, self._clock()
+            self._note_read(now)
             found, below = self._lookup.foresee(space, content, 0, None, SCRATCH, lost, now)
             ticket, count = self._holdings.bring_for_nobody(below, deadline)
             return Prefetched(len(found), count, ticket)

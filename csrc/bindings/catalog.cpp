@@ -57,11 +57,11 @@ Digest digest_of(const nb::bytes& space) {
   return digest;
 }
 
-std::vector<TierSpec> tier_specs(const std::vector<std::tuple<int, std::uint32_t, std::string>>& tiers) {
+std::vector<TierSpec> tier_specs(const std::vector<std::tuple<int, std::uint32_t, std::string, bool>>& tiers) {
   std::vector<TierSpec> specs;
-  for (const auto& [tier, slots, policy] : tiers) {
+  for (const auto& [tier, slots, policy, keeps_last] : tiers) {
     if (tier < 0 || tier >= kTiers) throw std::invalid_argument("tiers: unknown tier " + std::to_string(tier));
-    specs.push_back({static_cast<Tier>(tier), slots, policy});
+    specs.push_back({static_cast<Tier>(tier), slots, policy, keeps_last});
   }
   return specs;
 }
@@ -154,14 +154,13 @@ void bind_request(nb::class_<Catalog>& c) {
 void bind_exchange(nb::class_<Catalog>& c) {
   c.def(
       "reserve",
-      [](Catalog& self, const std::vector<Tier>& path, In<NodeId> nodes, RequestId request, bool backed_only, bool cold,
+      [](Catalog& self, const std::vector<Tier>& path, In<NodeId> nodes, RequestId request, bool ahead, bool cold,
          double due) {
-        Reservation r = self.reserve(path, view(nodes), request, backed_only, cold, due);
+        Reservation r = self.reserve(path, view(nodes), request, ahead, cold, due);
         return std::make_tuple(r.ticket, r.count, give(r.slots, path.size(), r.count),
                                identities_of(self, view(nodes).first(r.count)));
       },
-      nb::arg("path"), nb::arg("nodes"), nb::arg("request"), nb::arg("backed_only"), nb::arg("cold"),
-      nb::arg("due") = 0.0);
+      nb::arg("path"), nb::arg("nodes"), nb::arg("request"), nb::arg("ahead"), nb::arg("cold"), nb::arg("due") = 0.0);
   c.def(
       "settle",
       [](Catalog& self, Ticket ticket, Bytes2d status) {
@@ -221,6 +220,10 @@ void bind_upkeep(nb::class_<Catalog>& c) {
       },
       nb::arg("nodes"), nb::arg("source"), nb::arg("target"));
   c.def(
+      "count_ready",
+      [](const Catalog& self, Tier tier, In<NodeId> nodes) { return self.count_ready(tier, view(nodes)); },
+      nb::arg("tier"), nb::arg("nodes"));
+  c.def(
       "restore",
       [](Catalog& self, Tier tier, In<Slot> slots, Bytes2d identities) {
         return give_flags(self.restore(tier, view(slots), identities.data(), identities.size()));
@@ -262,8 +265,8 @@ void bind_catalog(nb::module_& m) {
   nb::class_<Catalog> c(m, "Catalog", "See kvtier.catalog.Catalog, the typed face.");
   c.def(
       "__init__",
-      [](Catalog* self, const std::vector<std::tuple<int, std::uint32_t, std::string>>& tiers, std::size_t label_bytes,
-         NodeId max_nodes) { new (self) Catalog(tier_specs(tiers), label_bytes, max_nodes); },
+      [](Catalog* self, const std::vector<std::tuple<int, std::uint32_t, std::string, bool>>& tiers,
+         std::size_t label_bytes, NodeId max_nodes) { new (self) Catalog(tier_specs(tiers), label_bytes, max_nodes); },
       nb::arg("tiers"), nb::arg("label_bytes"), nb::arg("max_nodes"));
   c.def(
       "root",

@@ -21,14 +21,14 @@ namespace {
 using Path = std::vector<Tier>;
 using Nodes = ArrayIn<NodeId, 1>;
 
-std::tuple<Ticket, std::size_t> load(Orders& self, const Path& path, const Nodes& nodes, RequestId request,
-                                     bool backed_only, int priority, double deadline_s, std::uintptr_t stream,
+std::tuple<Ticket, std::size_t> load(Orders& self, const Path& path, const Nodes& nodes, RequestId request, bool ahead,
+                                     int priority, double deadline_s, std::uintptr_t stream,
                                      const std::vector<std::size_t>& cuts, bool refuse) {
   Wish wish;
   wish.path = path;
   wish.nodes = nodes.span();
   wish.request = request;
-  wish.backed_only = backed_only;
+  wish.ahead = ahead;
   wish.priority = priority_of(priority);
   wish.deadline = deadline_of(deadline_s);
   wish.cuts = cuts;
@@ -125,8 +125,8 @@ void bind_orders(nb::module_& m) {
   nb::class_<Orders>(m, "Orders", "Orders from a catalog to a mover of the same process. See kvtier.orders.")
       .def(nb::init<Catalog&, Mover&, Traffic&>(), nb::arg("catalog"), nb::arg("mover"), nb::arg("traffic"),
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
-      .def("load", &load, nb::arg("path"), nb::arg("nodes"), nb::arg("request"), nb::arg("backed_only"),
-           nb::arg("priority"), nb::arg("deadline_s"), nb::arg("stream"), nb::arg("cuts"), nb::arg("refuse"),
+      .def("load", &load, nb::arg("path"), nb::arg("nodes"), nb::arg("request"), nb::arg("ahead"), nb::arg("priority"),
+           nb::arg("deadline_s"), nb::arg("stream"), nb::arg("cuts"), nb::arg("refuse"),
            "(ticket, pages that move); (0, 0): nothing does.")
       .def("store", &store, nb::arg("path"), nb::arg("nodes"), nb::arg("cold"), nb::arg("priority"), nb::arg("stream"),
            nb::arg("refuse"), "The ticket; 0: nothing moves.")

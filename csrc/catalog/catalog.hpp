@@ -97,8 +97,8 @@ class Catalog {
   void hand_over(RequestId from, RequestId into);
 
   // exchange.cpp: pages on their way between tiers
-  // backed_only: for what nobody has asked for yet, and will be needed by `due_s`; 0: some time.
-  Reservation reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool backed_only, bool cold,
+  // ahead: for what nobody has asked for yet, and will be needed by `due_s`; 0: some time.
+  Reservation reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool ahead, bool cold,
                       double due_s = 0);
   bool settle(Ticket ticket, std::span<const std::uint8_t> status, std::size_t hops, std::size_t count);
   bool settle_whole(Ticket ticket);  // with kOk for every page on every hop
@@ -116,6 +116,7 @@ class Catalog {
   void need(Nodes nodes, double now_s, double due_s);  // of those that there are still; 0: nobody does any more
   std::vector<NodeId> cold(Tier tier, std::size_t count, Tier lower) const;
   std::vector<NodeId> lacking(Nodes nodes, Tier source, Tier target) const;  // ready in `source`, absent in `target`
+  std::size_t count_ready(Tier tier, Nodes nodes) const;                     // some of the nodes may have ended
   std::vector<bool> restore(Tier tier, Slots slots, const std::uint8_t* identities, std::size_t bytes);
   void identities(Nodes nodes, std::uint8_t* out);
   void state(Nodes nodes, Slot* slots, std::uint8_t* residency) const;  // [count][kTiers] each

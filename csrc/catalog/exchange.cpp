@@ -92,7 +92,7 @@ std::size_t Catalog::reserve_run(std::span<const Tier> path, Nodes nodes, const 
   return count;
 }
 
-Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool backed_only, bool cold,
+Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId request, bool ahead, bool cold,
                              double due_s) {
   if (path.size() < 2 || path.size() > kTiers)
     refuse("path: " + std::to_string(path.size()) + " tiers given; 2 to 4 are accepted");
@@ -113,14 +113,14 @@ Reservation Catalog::reserve(std::span<const Tier> path, Nodes nodes, RequestId 
   const std::size_t stride = nodes.size();
   std::vector<Slot> slots(path.size() * stride);
   std::size_t count = 0;
-  const Ahead prefetch{moment_of(due_s), now_};
-  const Ahead* const ahead = backed_only ? &prefetch : nullptr;
+  const Ahead sparing{moment_of(due_s), now_};
+  const Ahead* const prefetch = ahead ? &sparing : nullptr;
   while (count < stride) {
-    // Of two tiers one may have nothing backed to give up: then nothing may have gone from the other for it in advance.
-    const Nodes rest = nodes.subspan(count, owned_destinations > 1 && backed_only ? 1 : stride - count);
+    // Of two tiers one may have nothing to give up: then nothing may have gone from the other for it in advance.
+    const Nodes rest = nodes.subspan(count, owned_destinations > 1 && ahead ? 1 : stride - count);
     const Run run = movable(path, rest);
     const std::size_t got =
-        reserve_run(path, rest.first(run.length), ahead, cold, transfer, lease, slots.data() + count, stride);
+        reserve_run(path, rest.first(run.length), prefetch, cold, transfer, lease, slots.data() + count, stride);
     count += got;
     if (run.cut || got != run.length) break;
   }

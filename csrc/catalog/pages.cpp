@@ -12,6 +12,7 @@ Pages::Pages(const Trie& trie, const std::vector<TierSpec>& tiers)
     Pool& pool = tiers_.emplace_back(make_policy(spec.policy, trie.max_nodes()));
     pool.tier = spec.tier;
     pool.capacity = spec.slots;
+    pool.keeps_last = spec.keeps_last;
     pool.owners = Array<Owner>(spec.slots);
     pool.tickets = Array<Ticket>(spec.slots);
     pool.free = Array<Slot>(spec.slots);

@@ -31,6 +31,7 @@ struct TierSpec {
   Tier tier;
   Slot slots;
   std::string policy;
+  bool keeps_last = true;  // what is brought ahead takes the place of no page here that is a last copy
 };
 
 struct Page {
@@ -138,8 +139,8 @@ class Pages {
   // Eviction.
   std::size_t evictable(int t) const { return tiers_[t].order.size() + tiers_[t].parked; }
   // Frees the slots of the `count` pages that are next to go, and calls gone(node) after each. Fewer when there are no
-  // more. For what is brought `ahead` only pages go that are ready in a lower owned tier too, and that are not needed
-  // sooner: fewer when the next one is not such a one. Returns how many.
+  // more. For what is brought `ahead` only pages go that are not needed sooner and, where the tier keeps last copies,
+  // that are ready in a lower owned tier too: fewer when the next one is not such a one. Returns how many.
   template <class Gone>
   std::size_t evict(int t, std::size_t count, const Ahead* ahead, Gone&& gone);
   const EvictionOrder& order(int t) const { return tiers_[t].order; }
@@ -161,6 +162,7 @@ class Pages {
     explicit Pool(std::unique_ptr<Policy> policy) : order(std::move(policy)) {}
     Tier tier;
     Slot capacity;
+    bool keeps_last;
     EvictionOrder order;
     Array<Owner> owners;
     Array<Ticket> tickets;  // the transfer that fills the slot, 0 if none
@@ -371,7 +373,8 @@ std::size_t Pages::evict(int t, std::size_t count, const Ahead* ahead, Gone&& go
       }
       while (node != kNoNode) {  // and what was parked until this one went
         const bool below = backed(t, node);
-        const bool stays = ahead != nullptr && (!below || ahead->spares(trie_.needed(node)));
+        const bool last = pool.keeps_last && !below;
+        const bool stays = ahead != nullptr && (last || ahead->spares(trie_.needed(node)));
         if (evicted == count || stays) {  // what need not go is the coldest again
           while (popped > i + 1) pool.order.insert_coldest(batch[--popped]);
           pool.order.insert_coldest(node);

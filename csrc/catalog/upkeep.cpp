@@ -112,6 +112,12 @@ std::vector<NodeId> Catalog::lacking(Nodes nodes, Tier source, Tier target) cons
   return out;
 }
 
+std::size_t Catalog::count_ready(Tier tier, Nodes nodes) const {
+  const int t = owned(tier);
+  const auto ready = [&](NodeId node) { return trie_.alive(node) && pages_.page(t, node).ready(); };
+  return static_cast<std::size_t>(std::count_if(nodes.begin(), nodes.end(), ready));
+}
+
 // The pool of nodes is full: what lies below a hole can't be reached by a match, so its pages and nodes go.
 void Catalog::prune() {
   if (prune_rest_ != 0) {

@@ -7,8 +7,7 @@ namespace kvtier {
 
 Issued Orders::issue(const Wish& wish, bool refuse) {
   const double due_s = wish.deadline == kNever ? 0 : to_seconds(wish.deadline.time_since_epoch());
-  const Reservation reserved =
-      catalog_.reserve(wish.path, wish.nodes, wish.request, wish.backed_only, wish.cold, due_s);
+  const Reservation reserved = catalog_.reserve(wish.path, wish.nodes, wish.request, wish.ahead, wish.cold, due_s);
   if (reserved.count == 0) return {};
   bool begun = false;
   try {

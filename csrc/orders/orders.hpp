@@ -18,7 +18,7 @@ struct Wish {
   std::span<const Tier> path;
   std::span<const NodeId> nodes;
   RequestId request = 0;
-  bool backed_only = false;
+  bool ahead = false;
   bool cold = false;
   Priority priority = Priority::kDemand;
   Time deadline = kNever;

@@ -37,8 +37,8 @@ class ExchangeRules(CatalogMachine):
             and all((tier, key) not in s.pages for tier in path[1:] if tier in s.capacity)
         )
 
-    @rule(data=st.data(), request=st.integers(0, 4), backed_only=st.booleans(), cold=st.booleans())
-    def reserve(self, data: st.DataObject, request: int, backed_only: bool, cold: bool) -> None:
+    @rule(data=st.data(), request=st.integers(0, 4), ahead=st.booleans(), cold=st.booleans())
+    def reserve(self, data: st.DataObject, request: int, ahead: bool, cold: bool) -> None:
         s = self.shadow
         path = data.draw(st.sampled_from(self.paths))
         known = sorted(s.nodes)
@@ -46,16 +46,16 @@ class ExchangeRules(CatalogMachine):
             return
         space, epoch, chain = data.draw(st.sampled_from(known))
         keys = [(space, epoch, chain[: i + 1]) for i in range(len(chain)) if (space, epoch, chain[: i + 1]) in s.nodes]
-        self.reserve_keys(path, keys, request, backed_only, cold)
+        self.reserve_keys(path, keys, request, ahead, cold)
 
     def reserve_keys(
-        self, path: list[Tier], keys: list[Key], request: int, backed_only: bool = False, cold: bool = False
+        self, path: list[Tier], keys: list[Key], request: int, ahead: bool = False, cold: bool = False
     ) -> int:
         s = self.shadow
         movable = [self.movable(path, key) for key in keys]
         destinations = [tier for tier in path[1:] if tier in s.capacity]
         free = {tier: s.free(tier) for tier in destinations}
-        r = self.catalog.reserve(path, [s.nodes[key] for key in keys], request, backed_only, cold)
+        r = self.catalog.reserve(path, [s.nodes[key] for key in keys], request, ahead, cold)
         assert (r.ticket == 0) == (r.count == 0)
         assert r.slots.shape == (len(path), r.count)
         # A second tier may turn out to have no backed victim after the first gave one up: one more may go than is used.
@@ -68,19 +68,19 @@ class ExchangeRules(CatalogMachine):
             if path[0] in s.capacity:
                 assert r.slots[0, i] == s.pages[path[0], key].slot
                 s.pin((path[0], key))
-                s.pages[path[0], key].ahead &= backed_only
+                s.pages[path[0], key].ahead &= ahead
             for hop, tier in enumerate(path[1:], 1):
                 if tier not in s.capacity:
                     assert r.slots[hop, i] == NO_SLOT
                     continue
                 slot = int(r.slots[hop, i])
                 s.bytes[tier, slot] = JUNK  # from now on anything may be written there
-                s.pages[tier, key] = ModelPage(slot, Residency.FILLING, r.ticket, hop + 1 < len(path), backed_only)
+                s.pages[tier, key] = ModelPage(slot, Residency.FILLING, r.ticket, hop + 1 < len(path), ahead)
             if request and path[-1] in s.capacity:
                 s.pin((path[-1], key))
                 s.leases[request].loads.append((path[-1], key))
         if r.count < len(keys) and movable[r.count] and self.movable(path, keys[r.count]):
-            assert any(s.free(t) + s.evictable(t) == 0 or backed_only for t in destinations), "there was room"
+            assert any(s.free(t) + s.evictable(t) == 0 or ahead for t in destinations), "there was room"
         if r.count:
             status = np.zeros((len(path) - 1, r.count), np.uint8)
             s.transfers[r.ticket] = ModelTransfer(path, keys[: r.count], r.slots, status)

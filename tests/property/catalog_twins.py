@@ -19,7 +19,7 @@ from kvtier.content import Content
 _ASKS = frozenset(
     (
         *("peek", "foresee", "cold", "lacking", "identities", "state"),
-        *("contents", "evictable", "usage", "stats", "check"),
+        *("contents", "count_ready", "evictable", "usage", "stats", "check"),
     )
 )
 

@@ -130,7 +130,10 @@ class UpkeepRules(CatalogMachine):
         expected = [
             node for node, key in named if key is not None and s.ready((source, key)) and (target, key) not in s.pages
         ]
-        assert self.catalog.lacking([node for node, _ in named], source, target) == expected
+        nodes = [node for node, _ in named]
+        assert self.catalog.lacking(nodes, source, target) == expected
+        ready = sum(key is not None and s.ready((source, key)) for _, key in named)
+        assert self.catalog.count_ready(source, nodes) == ready
 
     @rule(data=st.data(), n=st.integers(0, 5))
     def cold(self, data: st.DataObject, n: int) -> None:

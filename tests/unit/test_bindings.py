@@ -324,7 +324,7 @@ def test_a_list_for_which_there_is_no_memory_is_refused_and_the_process_goes_on(
         + """
 import re, resource
 nodes = [0] * 4_000_000
-catalog = _core.Catalog([(0, 8, "lru"), (1, 8, "lru")], 4 * 4 + 32, 100)
+catalog = _core.Catalog([(0, 8, "lru", True), (1, 8, "lru", True)], 4 * 4 + 32, 100)
 used = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) << 10
 resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), resource.RLIM_INFINITY))
 try:

@@ -35,9 +35,10 @@ def make(
     disk: int = 0,
     max_nodes: int | None = None,
     labels: Literal["token", "content"] = "token",
+    keeps_last: bool = True,
 ) -> Catalog:
     sizes = [(Tier.DEVICE, device), (Tier.HOST, host), (Tier.DISK, disk)]
-    specs = [TierSpec(tier, slots) for tier, slots in sizes if slots]
+    specs = [TierSpec(tier, slots, keeps_last=keeps_last) for tier, slots in sizes if slots]
     return Catalog(specs, block_size=BLOCK, labels=labels, max_nodes=max_nodes or sum(s.slots for s in specs) + 64)
 
 
@@ -477,6 +478,7 @@ def test_lacking_pages_are_ready_above_and_absent_below() -> None:
     catalog.reserve([Tier.HOST, Tier.DISK], moving)
     catalog.drop(Tier.HOST, nodes[3:])
     assert catalog.lacking(nodes, Tier.HOST, Tier.DISK) == nodes[2:3].tolist()
+    assert (catalog.count_ready(Tier.HOST, nodes), catalog.count_ready(Tier.DISK, nodes)) == (3, 1)
 
 
 def test_foreseeing_keeps_nodes_alive_and_leaves_their_pages_free_to_go() -> None:
@@ -512,7 +514,7 @@ def test_what_was_brought_ahead_goes_until_somebody_asked_for_it() -> None:
     catalog.settle_whole(catalog.reserve([Tier.HOST, Tier.DISK], nodes).ticket)
     catalog.drop(Tier.HOST, nodes)
     catalog.settle_whole(catalog.reserve([Tier.DISK, Tier.HOST], nodes[3:]).ticket)
-    coming = catalog.reserve([Tier.DISK, Tier.HOST], nodes[:3], backed_only=True).ticket
+    coming = catalog.reserve([Tier.DISK, Tier.HOST], nodes[:3], ahead=True).ticket
     assert catalog.drop_ahead(Tier.HOST, nodes) == 0, "they are on their way, and one was asked for"
     catalog.match([root], tokens(1, 2), 0, 5)
     catalog.settle_whole(coming)
@@ -525,7 +527,7 @@ def test_what_was_brought_ahead_goes_until_somebody_asked_for_it() -> None:
     catalog.settle_whole(catalog.reserve([Tier.DISK, Tier.HOST], nodes[2:3]).ticket)
     assert catalog.drop_ahead(Tier.HOST, nodes) == 0
     catalog.drop(Tier.HOST, nodes[3:])
-    catalog.settle_whole(catalog.reserve([Tier.DISK, Tier.HOST], nodes[3:], backed_only=True).ticket)
+    catalog.settle_whole(catalog.reserve([Tier.DISK, Tier.HOST], nodes[3:], ahead=True).ticket)
     catalog.settle_whole(catalog.reserve([Tier.HOST, Tier.REMOTE], nodes[3:]).ticket)
     assert catalog.drop_ahead(Tier.HOST, nodes) == 0, "somebody had it carried on"
     catalog.check()
@@ -547,7 +549,7 @@ def test_what_comes_ahead_takes_no_place_of_what_is_needed_sooner(due: float, no
     first, _ = catalog.foresee(root, words(2), 0, None, Tier.DISK, False, 7, 1.0, 12.0)
     first, _ = catalog.foresee(root, words(2), 0, None, Tier.DISK, False, 7, 1.0, 10.0)
     catalog.foresee(root, words(2), 0, None, Tier.DISK, False, 7, now, 30.0)
-    came = catalog.reserve([Tier.DISK, Tier.HOST], wanted, backed_only=True, due=due).count == 1
+    came = catalog.reserve([Tier.DISK, Tier.HOST], wanted, ahead=True, due=due).count == 1
     assert came == goes
     there = catalog.state(first)[1][0, Tier.HOST] == Residency.READY
     assert there != goes
@@ -705,15 +707,16 @@ def test_a_full_tier_reserves_what_fits() -> None:
     catalog.check()
 
 
-def test_backed_only_never_drops_a_last_copy() -> None:
-    catalog = make(host=2, disk=4)
+@pytest.mark.parametrize("keeps", [True, False])
+def test_ahead_drops_no_last_copy_of_a_tier_that_keeps_them(keeps: bool) -> None:
+    catalog = make(host=2, disk=4, keeps_last=keeps)
     first = store(catalog, 1, 1, 2)
     catalog.settle(catalog.reserve([Tier.HOST, Tier.DISK], first[1:]).ticket, statuses(1, 1))
     nodes = catalog.insert(catalog.root(SPACE), tokens(8, 9), 2)
-    r = catalog.reserve([Tier.DEVICE, Tier.HOST], nodes, backed_only=True)
-    assert r.count == 1
-    assert catalog.usage(Tier.HOST).dropped == 0
-    assert hit(catalog, 1, 2) == 2
+    r = catalog.reserve([Tier.DEVICE, Tier.HOST], nodes, ahead=True)
+    assert r.count == (1 if keeps else 2)
+    assert catalog.usage(Tier.HOST).dropped == (0 if keeps else 1)
+    assert hit(catalog, 1, 2) == (2 if keeps else 0)
 
 
 def test_sources_stay_pinned_until_their_page_settled() -> None:
@@ -1012,7 +1015,7 @@ def test_an_eviction_that_stops_leaves_the_order_as_it_was() -> None:
     store(catalog, 2, 2)
     store(catalog, 3, 3)
     nodes = catalog.insert(catalog.root(SPACE), tokens(7, 8, 9), 4)
-    assert catalog.reserve([Tier.REMOTE, Tier.HOST], nodes, backed_only=True).count == 1
+    assert catalog.reserve([Tier.REMOTE, Tier.HOST], nodes, ahead=True).count == 1
     catalog.check()
     catalog.take(Tier.HOST, 1, 5)
     assert (hit(catalog, 2), hit(catalog, 3)) == (0, 1)

@@ -23,11 +23,12 @@ class Geometry:
 class Engine:
     """Computes a block in ``each`` seconds of virtual time, in passes of four blocks."""
 
-    def __init__(self, namespace, device=200, host=400, disk=2000, each=EACH, **config):
+    def __init__(self, namespace, device=200, host=400, disk=2000, each=EACH, write=("at_once", "at_once"), **config):
         self.plane = TimedPlane({Tier.DEVICE: device, Tier.HOST: host, Tier.DISK: disk})
         self.each = each
         self.manager = CacheManager(
-            CacheConfig(block_size=BLOCK, **config), Geometry(), namespace, None,
+            CacheConfig(block_size=BLOCK, host={"write": write[0]}, disk={"write": write[1]}, **config),
+            Geometry(), namespace, None,
             plane=self.plane, clock=lambda: self.plane.now,
         )  # fmt: skip
         self.count = 0
@@ -69,11 +70,19 @@ class Engine:
             self.manager.evict(tier, tokens)
         assert self.manager.locate(tokens) == {"disk": len(tokens) - 1}
 
+    def serve_down(self, tokens):
+        """Serve the prompt as often as it takes until every tier has it, by any policy."""
+        uses = 3 if "second_use" in (self.manager.config.host.write, self.manager.config.disk.write) else 1
+        for _ in range(uses):
+            self.run(tokens)
+            self.plane.settle()
+            self.manager.poll()
+
     def know(self, prompts=3):
         """Serve some prompts from disk, so that every speed is known."""
         for stem in range(prompts):
             tokens = self.tokens(900 + stem)
-            self.run(tokens)
+            self.serve_down(tokens)
             self.only_on_disk(tokens)
             self.run(tokens)
 

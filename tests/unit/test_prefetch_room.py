@@ -8,7 +8,9 @@ import pytest
 
 from kvtier import prefetch
 from kvtier.catalog import Tier
+from kvtier.config import CacheConfig
 from kvtier.holdings import Holdings
+from kvtier.placement import tier_specs
 from tests.unit.test_load_policy import BLOCK, BLOCKS, Engine
 from tests.unit.test_prefetch import PAGE, brought, counts, run_as, wait
 
@@ -110,6 +112,94 @@ def test_what_finds_no_place_just_now_is_tried_again(namespace):
     assert brought(engine, 1) == 0
     wait(engine, 4.0)
     assert brought(engine, 1) > 0
+
+
+@pytest.mark.parametrize("write", ["at_once", "second_use"])
+def test_pages_that_were_used_once_make_room_where_the_policy_writes_no_such_ones(namespace, write):
+    """Host memory and the device are full of them in the long run, and nobody was brought anything any more."""
+    engine = Engine(namespace, device=140, host=140, write=(write, "second_use"))
+    tokens = engine.tokens(1)
+    engine.serve_down(tokens)
+    engine.only_on_disk(tokens)
+    for stem in range(2, 8):
+        engine.run(engine.tokens(stem))
+    usage = {tier: engine.manager.catalog.usage(tier) for tier in (Tier.DEVICE, Tier.HOST)}
+    assert usage[Tier.DEVICE].free < 2
+    assert (usage[Tier.HOST].free == 0) == (write == "at_once")
+    engine.manager.expect("a", tokens, 0.2)
+    wait(engine, 0.2)
+    assert engine.manager.locate(tokens) == {"device": BLOCKS * BLOCK}
+    engine.manager.catalog.check()
+
+
+@pytest.mark.parametrize("asked", ["expect", "prefetch"])
+def test_what_has_been_read_keeps_nothing_else_from_its_place(namespace, asked):
+    """It was needed by then, and has been used; another who named it still needs it."""
+    engine = prepare(Engine(namespace, device=400, host=140), 2)
+    manager, tokens = engine.manager, engine.tokens(1)
+    manager.expect("r101", tokens, 0.05)
+    wait(engine, 0.05)
+    assert run_as(engine, "101", tokens)[1] == BLOCKS * BLOCK
+    for stem in range(3, 7):
+        engine.run(engine.tokens(stem))
+    wait(engine, 0.1)
+    assert manager.catalog.usage(Tier.HOST).free == 0
+    if asked == "expect":
+        manager.expect("b", engine.tokens(2), 2.0)
+    else:
+        manager.prefetch(engine.tokens(2), within=20.0)
+    wait(engine, 0.3)
+    assert brought(engine, 2) == BLOCKS, "the coldest pages there were read before"
+
+
+def test_who_names_it_too_needs_it_still(namespace):
+    engine = prepare(Engine(namespace, device=400, host=140), 2)
+    manager, tokens = engine.manager, engine.tokens(1)
+    manager.expect("r101", tokens, 0.05)
+    manager.expect("other", tokens, 4.0)
+    wait(engine, 0.05)
+    assert run_as(engine, "101", tokens)[1] == BLOCKS * BLOCK
+    for stem in range(3, 7):
+        engine.run(engine.tokens(stem))
+    wait(engine, 0.1)
+    manager.expect("b", engine.tokens(2), 6.0)
+    wait(engine, 0.3)
+    assert brought(engine, 2) == 0, "it took the place of what is needed sooner"
+
+
+@pytest.mark.parametrize(
+    ("write", "keeps"), [("at_once", True), ("ahead", True), ("second_use", False), ("never", False)]
+)
+def test_last_copies_are_kept_where_the_policy_writes_them(write, keeps):
+    tiers = [Tier.DEVICE, Tier.HOST, Tier.DISK]
+    config = CacheConfig(host={"write": write}, disk={"write": write})
+    specs = tier_specs(config, dict.fromkeys(tiers, 8), tiers)
+    assert [each.keeps_last for each in specs] == [keeps, keeps, True]
+
+
+@pytest.mark.parametrize("write", ["at_once", "ahead"])
+def test_last_copies_are_copied_down_where_they_keep_a_hint_from_its_room(namespace, monkeypatch, write):
+    """Their stores were refused, and the policy wants them on disk: without a word they would stay in the way."""
+    engine = Engine(namespace, device=400, host=ROOM, write=("at_once", write), watermarks={"low": 0.0, "high": 0.01})
+    tokens = engine.tokens(1)
+    engine.serve_down(tokens)
+    wait(engine, 0.1)
+    engine.manager.placement.copy_cold(Tier.HOST, ROOM)
+    engine.only_on_disk(tokens)
+    submit = engine.plane.submit
+    with monkeypatch.context() as refusing:
+        refusing.setattr(engine.plane, "submit", lambda order: order.path[-1] is not Tier.DISK and submit(order))
+        for stem in range(2, 6):
+            engine.run(engine.tokens(stem))
+    usage = engine.manager.catalog.usage
+    assert usage(Tier.HOST).free == 0
+    written, dropped = usage(Tier.DISK).ready, usage(Tier.HOST).dropped
+    engine.manager.expect("a", tokens, 5.0)
+    wait(engine, 2.0)
+    assert brought(engine, 1) > 0
+    assert usage(Tier.DISK).ready > written
+    assert usage(Tier.HOST).dropped == dropped, "one went before it was written"
+    engine.manager.catalog.check()
 
 
 def test_what_finds_no_place_keeps_nobody_else_from_trying_or_from_its_place(engine, monkeypatch):
@@ -389,13 +479,13 @@ def hot_set(engine, rng, disturb):
     engine.know(2)
     cold = [engine.tokens(200 + i, 16) for i in range(40)]
     for tokens in cold:
-        engine.run(tokens)
+        engine.serve_down(tokens)
     for _ in range(20):
         engine.plane.settle()
         manager.poll()
     hot = [engine.tokens(1 + i, 16) for i in range(8)]
     for tokens in hot * 2:
-        engine.run(tokens)
+        engine.serve_down(tokens)
     before = dict(manager.stats().tokens_found)
     for number in range(100):
         for i in range(10):
@@ -424,8 +514,9 @@ def put_off(engine, name, tokens):
 
 
 @pytest.mark.parametrize("disturb", [ask, take_back, put_off])
-def test_a_thousand_useless_words_leave_the_hot_set_where_it_is(namespace, seed, disturb):
-    engine = Engine(namespace, device=40, host=200, disk=4000, prefetch={"grace_seconds": 0.2})
+@pytest.mark.parametrize("write", [("at_once", "at_once"), ("at_once", "second_use"), ("second_use", "second_use")])
+def test_a_thousand_useless_words_leave_the_hot_set_where_it_is(namespace, seed, disturb, write):
+    engine = Engine(namespace, device=40, host=200, disk=4000, write=write, prefetch={"grace_seconds": 0.2})
     assert hot_set(engine, random.Random(seed), disturb) >= 0.99, f"seed {seed}"
     assert engine.plane.pages["stage"] > 1000, "nothing was brought"
 
