@@ -28,6 +28,8 @@ from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, nsmallest
+from itertools import islice
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from kvtier import arguments
@@ -62,6 +64,7 @@ _SOONEST = 4  # of those that share with one that ends, whose need of that is sa
 _A_STEP = 2  # hints that are looked for, brought a part of, given up or sent on in one step of the engine,
 _IDLE_STEP = 8  # and in one in which it waits anyhow
 _UNSEEN = 4  # that are given up at a time where they were never looked for, which is little to do
+_MOVES = 16  # hints that are put elsewhere in the queues in one step
 _SOON = 0.25  # seconds before its expected start from which a request's pages go on to the device: some steps
 _AGAIN = 0.05  # seconds until what could not be had is tried again
 
@@ -109,6 +112,7 @@ class Prefetcher:
         """While there are some of either :meth:`pump` has something to look at."""
         self._gone = 0  # of the hints, those that only have to give back what they have
         self._cramped = -1  # the turn of a hint that waits for room, where nothing has changed since
+        self._moved: dict[str, float] = {}  # when those start for whom that has changed since
         self._read: deque[list[int]] = deque()  # nodes that requests were expected to read, which do now
         self._rests = False
         self._turn = 0  # of _DUTIES
@@ -130,6 +134,7 @@ class Prefetcher:
             return
         if len(self.expected) == self._gone:
             self._stepped = None
+        self._moved.pop(name, None)
         hint, before = Hint(name, foresee, due, self._new_request()), self.expected.get(name)
         if before is not None:
             if before.issued or before.lifted:  # of that it may want some again
@@ -143,24 +148,29 @@ class Prefetcher:
         else:
             self._refuse(name, f"{_LIMIT} others wait already")
 
-    def reschedule(self, name: str, due: float) -> None:
-        """It will start at another time; a name that is not expected is no error."""
-        expected = self.expected.get(name)
-        if expected is not None and expected.due != due and not expected.gone:
+    def reorder(self, within: Mapping[str, float]) -> None:
+        """They will start in so many seconds from now, those of them that are expected; ValueError, and nothing has
+        changed, for what is none."""
+        if not isinstance(within, Mapping):
+            raise ValueError(f"within: {within!r}; accepted: seconds by request id")
+        plain = set(map(type, within.values())) <= {float} and isfinite(sum(within.values()))
+        if not plain:
+            within = {name: arguments.seconds(f"within[{name!r}]", value) for name, value in within.items()}
+        now, expected = self._clock(), self.expected
+        self._moved.update({name: now + value for name, value in within.items() if name in expected})
+
+    def _reschedule(self, now: float) -> bool:
+        """The next of those that start at another time are in their place in the queues."""
+        for name in list(islice(self._moved, _MOVES)):
+            due, expected = self._moved.pop(name), self.expected.get(name)
+            if expected is None or expected.gone or expected.due == due:
+                continue
             expected.due = due
             self._hints.schedule(expected)
             self._cramped = -1
-            if expected.lifted and due > self._clock() + _SOON:
+            if expected.lifted and due > now + _SOON:
                 self._holdings.lower(expected)
-
-    def reorder(self, within: Mapping[str, float]) -> None:
-        """They will start in so many seconds from now; ValueError, and nothing has changed, for what is none."""
-        now = self._clock()
-        if not isinstance(within, Mapping):
-            raise ValueError(f"within: {within!r}; accepted: seconds by request id")
-        due = {name: now + arguments.seconds(f"within[{name!r}]", value) for name, value in within.items()}
-        for name, when in due.items():
-            self.reschedule(name, when)
+        return True
 
     def rest(self, name: str) -> bool:
         """It is about to start, and will order what it lacks itself: order no more for it, unless it is rescheduled.
@@ -168,6 +178,7 @@ class Prefetcher:
         expected = self.expected.get(name)
         if expected is None or expected.gone:
             return False
+        self._moved.pop(name, None)
         expected.rests = True
         return bool(expected.tickets)
 
@@ -252,6 +263,7 @@ class Prefetcher:
 
     def dismiss_all(self) -> None:
         """Nobody will come, and so nobody has what was brought for another."""
+        self._moved.clear()
         for expected in list(self.expected.values()):
             self.blocks["cancelled"] += expected.issued
             self._holdings.give_back(expected)
@@ -275,6 +287,7 @@ class Prefetcher:
         if self._resting:
             return
         self._note_read(now)
+        spent += bool(self._moved) and self._reschedule(now)
         left = _IDLE_STEP if idle else _A_STEP - spent
         self._rests = left < 1 and not self._rests
         if self._rests:

@@ -350,6 +350,37 @@ def test_a_queue_that_is_reordered_at_every_step_is_remembered_once(engine):
     assert len(engine.manager._prefetcher._hints.soon) <= len(names)
 
 
+def test_a_new_order_is_only_noted_and_the_steps_that_follow_take_it_up(engine):
+    manager, names = engine.manager, [f"e{number}" for number in range(100)]
+    prefetcher = manager._prefetcher
+    for name in names:
+        manager.expect(name, engine.tokens(1), 5.0)
+    manager.poll()
+    due, queued = {name: prefetcher.expected[name].due for name in names}, len(prefetcher._hints.overdue)
+    manager.reorder({name: 7.0 + number for number, name in enumerate(names)} | {"nobody": 1.0})
+    manager.expect("e50", engine.tokens(1), 3.0)
+    assert all(prefetcher.expected[name].due == due[name] for name in names if name != "e50")
+    assert len(prefetcher._hints.overdue) == queued + 1
+    for _ in range(7):
+        manager.poll()
+    now = engine.plane.now
+    expected = {name: now + 7.0 + number for number, name in enumerate(names)} | {"e50": now + 3.0}
+    assert {name: prefetcher.expected[name].due for name in names} == pytest.approx(expected), "the last word counts"
+    assert not prefetcher._moved
+
+
+def test_who_is_about_to_start_is_not_put_back_by_an_older_word(engine):
+    manager = engine.manager
+    manager.expect("e", engine.tokens(1), 1.0)
+    manager.reorder({"e": 0.5})
+    manager._prefetcher.rest("e")
+    wait(engine, 0.4)
+    assert brought(engine, 1) == 0
+    manager.reorder({"e": 1.0})
+    wait(engine, 0.4)
+    assert brought(engine, 1) == BLOCKS
+
+
 @pytest.mark.parametrize("bad", [[5] * 200 + [None], [5] * 8 + [-1], [5] * 8 + ["six"], [[1, 2], [3, 4]]])
 def test_a_hint_that_cannot_be_read_is_dropped_and_loses_no_answer(engine, bad):
     manager, tokens = engine.manager, engine.tokens(1)

@@ -241,6 +241,7 @@ def test_who_is_put_off_leaves_the_device_and_comes_back_in_time(engine):
     wait(engine, 0.1)
     assert manager.locate(tokens) == {"device": BLOCKS * BLOCK}
     manager.reorder({"r101": 2.0})
+    manager.poll()
     assert manager.locate(tokens) == {"host": BLOCKS * BLOCK}
     assert manager._prefetcher._holdings.lifted == 0
     wait(engine, 1.9)

@@ -117,7 +117,7 @@ def test_a_closed_cache_begins_and_changes_nothing(manager):
         *(("timeout", lambda m, t=t: m.flush(t)) for t in (math.nan, math.inf, -1, "x", None)),
         *(("within", lambda m, t=t: m.expect("e", PROMPT, t)) for t in (math.nan, math.inf, "soon", None)),
         *(("within", lambda m, t=t: m.prefetch(PROMPT, within=t)) for t in (math.nan, math.inf, "soon")),
-        *(("within", lambda m, w=w: m.reorder(w)) for w in (["q"], {"e": math.nan}, {"e": "soon"})),
+        *(("within", lambda m, w=w: m.reorder(w)) for w in (["q"], {"e": math.nan}, {"e": "soon"}, {"e": True})),
         *(
             ("positions", lambda m, p=p: m.expect("e", PROMPT, 0.1, positions=p))
             for p in (5, (5, 5), (-1, 2), (0, 1.5))
