@@ -6,7 +6,10 @@ from tests.mutants.mistake import Planted
 
 __all__ = ["KINDS", "PLANTED"]
 
-KINDS = ("a wait is cut too late", "a wait is cut too early", "a look-ahead is in the way")
+KINDS = (
+    *("a wait is cut too late", "a wait is cut too early"),
+    *("a look-ahead is in the way", "a look-ahead finds no room", "a look-ahead follows an older word"),
+)
 
 WAITS = "tests/unit/test_offload_policy.py"
 OVERRUN = f"{WAITS}::test_a_wait_that_overruns_is_given_up_before_it_costs_twice_as_much"
@@ -19,6 +22,11 @@ ANEW = f"{WAITS}::test_a_wait_begins_anew_where_the_engine_did_not_ask_for_long"
 OLD = f"{WAITS}::test_who_has_been_there_for_long_waits_like_a_new_one"
 PAUSE = "tests/unit/test_prefetch.py::test_a_pause_between_two_hints_is_no_step_of_the_engine"
 RESTS = "tests/unit/test_prefetch.py::test_who_closes_or_flushes_waits_for_no_more_look_ahead_than_is_under_way"
+ROOM = "tests/unit/test_prefetch_room.py"
+ONCE = f"{ROOM}::test_pages_that_were_used_once_make_room_where_the_policy_writes_no_such_ones"
+LAST = f"{ROOM}::test_last_copies_are_copied_down_where_they_keep_a_hint_from_its_room"
+READ = f"{ROOM}::test_what_has_been_read_keeps_nothing_else_from_its_place"
+STARTS = "tests/unit/test_prefetch.py::test_who_is_about_to_start_is_not_put_back_by_an_older_word"
 SHARED = "tests/unit/test_load_policy.py::test_who_waits_for_anothers_load_waits_as_long_as_that_takes"
 
 PLANTED = (
@@ -130,5 +138,41 @@ PLANTED = (
         new="",
         says="a flush ordered what nobody waits for",
         tests=(RESTS,),
+    ),
+    Planted(
+        kind="a look-ahead finds no room",
+        name="last copies that nobody would write stay",
+        file="csrc/catalog/pages.hpp",
+        old="const bool last = pool.keeps_last && !below;",
+        new="const bool last = !below;",
+        says="no page gave its place",
+        tests=(ONCE,),
+    ),
+    Planted(
+        kind="a look-ahead finds no room",
+        name="last copies are not copied down for it",
+        file="kvtier/placement.py",
+        old="        if write in _WRITTEN and self._rests(path):\n",
+        new="        if write in () and self._rests(path):\n",
+        says="they stay in the way",
+        tests=(LAST,),
+    ),
+    Planted(
+        kind="a look-ahead finds no room",
+        name="what has been read is needed still",
+        file="kvtier/prefetch.py",
+        old="        self._note_read(now)\n        spent",
+        new="        spent",
+        says="the coldest pages there were read before",
+        tests=(READ,),
+    ),
+    Planted(
+        kind="a look-ahead follows an older word",
+        name="who is about to start is put back in the queue",
+        file="kvtier/prefetch.py",
+        old="        self._moved.pop(name, None)\n        expected.rests",
+        new="        expected.rests",
+        says="it loads these itself",
+        tests=(STARTS,),
     ),
 )

@@ -375,7 +375,7 @@ def test_who_is_about_to_start_is_not_put_back_by_an_older_word(engine):
     manager.reorder({"e": 0.5})
     manager._prefetcher.rest("e")
     wait(engine, 0.4)
-    assert brought(engine, 1) == 0
+    assert brought(engine, 1) == 0, "it loads these itself"
     manager.reorder({"e": 1.0})
     wait(engine, 0.4)
     assert brought(engine, 1) == BLOCKS

@@ -128,7 +128,7 @@ def test_pages_that_were_used_once_make_room_where_the_policy_writes_no_such_one
     assert (usage[Tier.HOST].free == 0) == (write == "at_once")
     engine.manager.expect("a", tokens, 0.2)
     wait(engine, 0.2)
-    assert engine.manager.locate(tokens) == {"device": BLOCKS * BLOCK}
+    assert engine.manager.locate(tokens) == {"device": BLOCKS * BLOCK}, "no page gave its place"
     engine.manager.catalog.check()
 
 
@@ -196,7 +196,7 @@ def test_last_copies_are_copied_down_where_they_keep_a_hint_from_its_room(namesp
     written, dropped = usage(Tier.DISK).ready, usage(Tier.HOST).dropped
     engine.manager.expect("a", tokens, 5.0)
     wait(engine, 2.0)
-    assert brought(engine, 1) > 0
+    assert brought(engine, 1) > 0, "they stay in the way"
     assert usage(Tier.DISK).ready > written
     assert usage(Tier.HOST).dropped == dropped, "one went before it was written"
     engine.manager.catalog.check()
