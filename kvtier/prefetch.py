@@ -250,7 +250,7 @@ class Prefetcher:
 
     def _note_read(self, now: float) -> None:
         """What is being read keeps nothing else from its place any more."""
-        for _ in range(min(_IDLE_STEP, len(self._read))):
+        for _ in range(min(_A_STEP, len(self._read))):  # who else named it is looked for among all hints
             found = self._read.popleft()
             self._need_for(self._hints.naming(found), found, now)
 
