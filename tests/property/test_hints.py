@@ -60,7 +60,8 @@ class Story:
 
     def end(self, name, _):
         tokens = self.running.pop(name, None)
-        if tokens is not None and self.manager.ready(name):
+        # Where less came and the device was full, it has fewer slots.
+        if tokens and self.manager.ready(name) and self.manager.allocate_slots(name, len(tokens)) is not None:
             self.manager.cache_blocks(name, len(tokens))
         self.manager.free(name)
 
