@@ -159,7 +159,7 @@ class Prefetcher:
         now, expected = self._clock(), self.expected
         self._moved.update({name: now + value for name, value in within.items() if name in expected})
 
-    def _reschedule(self, now: float) -> bool:
+    def _reschedule(self, now: float) -> None:
         """The next of those that start at another time are in their place in the queues."""
         for name in list(islice(self._moved, _MOVES)):
             due, expected = self._moved.pop(name), self.expected.get(name)
@@ -170,7 +170,6 @@ class Prefetcher:
             self._cramped = -1
             if expected.lifted and due > now + _SOON:
                 self._holdings.lower(expected)
-        return True
 
     def rest(self, name: str) -> bool:
         """It is about to start, and will order what it lacks itself: order no more for it, unless it is rescheduled.
@@ -287,7 +286,7 @@ class Prefetcher:
         if self._resting:
             return
         self._note_read(now)
-        spent += bool(self._moved) and self._reschedule(now)
+        self._reschedule(now)
         left = _IDLE_STEP if idle else _A_STEP - spent
         self._rests = left < 1 and not self._rests
         if self._rests:
