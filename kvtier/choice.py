@@ -68,6 +68,8 @@ class Choice(NamedTuple):
     why: str
     front: int = 0
     """Where above 0: nothing is waited for; so many blocks are expected to be computed while those behind them load."""
+    trial: bool = False
+    """Whether it is loaded to learn how long that takes, and ``load_s`` is what it may take."""
 
     @property
     def slower(self) -> bool:

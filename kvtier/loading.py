@@ -258,6 +258,7 @@ class Loader:
         sequence.nodes = nodes[: brought.blocks]
         sequence.cuts = brought.cuts if brought.blocks == sequence.offered else ()
         sequence.tickets.update(brought.tickets)
+        self._policy.orders += len(brought.tickets)
         sequence.waits = brought.waits
 
     def _finish(self, sequence: Sequence) -> None:

@@ -97,7 +97,7 @@ class OffloadManager:
         if config.profile is not None:
             Profile.load(config.profile).seed(self.costs)
         self.placement = Placement(config, self.catalog, plane, self._tiers, hello.page_bytes, self.costs, clock)
-        self.probes = Probes(self.placement, self.costs, config.load_timeout_seconds)
+        self.probes = Probes(self.placement, self.costs, config.load_timeout_seconds, foreign=True)
         self._lookup = Lookup(self.catalog, plane, namespace, config.block_size)
         self.adopted = self.placement.adopt(hello)
         self._requests: dict[str, ForeignRequest] = {}
@@ -168,7 +168,7 @@ class OffloadManager:
         if reach < len(match.nodes):  # a lease on what is not promised would end with the request only
             match = self.catalog.match([root], hashes, request.start, request.number, limit=request.start + reach)
         request.nodes, request.origin = match.nodes, match.tiers
-        request.synchronous = self._is_synchronous(match.tiers, others)
+        request.synchronous = not request.choice.trial and self._is_synchronous(match.tiers, others)
         coming = whole - reach if waits else 0
         return Found(len(match.nodes), tokens_by_tier(match.tiers), waits, request.synchronous, coming=coming)
 
@@ -190,6 +190,7 @@ class OffloadManager:
         now = self._clock()
         choice = choose(self.costs, tiers, filling, tokens, self.config.block_size, now, foreign=True)
         if choice.slower:
+            choice = self.probes.trial(choice, match, start, tokens, self.config.block_size, now)
             self.probes.ask(match, choice.blocks - start, now)
         return choice
 
@@ -210,6 +211,8 @@ class OffloadManager:
                 f"{len(request.nodes)}"
             )
         self._prefetcher.started(request_id)
+        if request.choice is not None and request.choice.trial:
+            self.probes.tried(self._clock())
         return self._loads.start(request_id, request, blocks)
 
     def store(self, request_id: str, hashes: Hashes, blocks: Blocks) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ still to come against computing it, and is cut at the prefix that has arrived wh
 be predicted, that is first done when computing all of it would have ended: so it takes at most twice as long, as any
 rule for an unknown price does at best (ski rental; Karlin et al. 1988).
 
-A disk that was left for being slow is asked again: :class:`kvtier.probe.Probes`.
+A lane that was left for being slow is asked again: :class:`kvtier.probe.Probes`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadPolicy"]
 
-_STALE = 5e-3  # seconds after which a choice is made again before loads are ordered
+_STALE = 5e-3  # seconds after which a choice is made again before loads are ordered; at once where others ordered some
 
 
 class LoadPolicy:
@@ -52,6 +52,8 @@ class LoadPolicy:
         """Whether the engine can compute the front of a prefix while its tail loads."""
         self.history = History()
         self.cuts = 0
+        self.orders = 0
+        """Loads that somebody waits for, ordered so far: what was chosen before the last of them did not know of it."""
         self.probes = Probes(placement, costs, config.load_timeout_seconds)
         self._block = config.block_size
         self._catalog = catalog
@@ -79,7 +81,7 @@ class LoadPolicy:
             blocks = int(lower[0]) if len(lower) else reach
             choice = Choice(blocks, reach, None, None, None, None, "the policy is never to load")
         again = sequence.choice is not None and sequence.state is State.MATCHED
-        sequence.choice, sequence.chosen_at = choice, now
+        sequence.choice, sequence.chosen_at, sequence.chosen_after = choice, now, self.orders
         sequence.fetched = frozenset(filling[: choice.blocks].tolist()) - {0}
         outcome = self.history[sequence.request_id]
         if outcome is not None and again:
@@ -99,7 +101,7 @@ class LoadPolicy:
             or not (sequence.origin != Tier.DEVICE).any()
         ):
             return False
-        return self._clock() - sequence.chosen_at > _STALE
+        return self.orders != sequence.chosen_after or self._clock() - sequence.chosen_at > _STALE
 
     # ---- while it loads ------------------------------------------------------------------------------------------
 

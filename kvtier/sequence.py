@@ -119,6 +119,7 @@ class Sequence:
     failed: bool = False
     offered: int = 0
     chosen_at: float = 0.0
+    chosen_after: int = 0
     choice: Choice | None = None
     fetched: frozenset[int] = frozenset()
     watch: Watch = field(init=False, repr=False)  # of its load, from its beginning on

@@ -8,6 +8,7 @@ __all__ = ["KINDS", "PLANTED"]
 
 KINDS = (
     *("a wait is cut too late", "a wait is cut too early"),
+    *("a lane is left for ever", "others' orders are not counted", "a trial is in the way"),
     *("a look-ahead is in the way", "a look-ahead finds no room", "a look-ahead follows an older word"),
 )
 
@@ -27,9 +28,69 @@ ONCE = f"{ROOM}::test_pages_that_were_used_once_make_room_where_the_policy_write
 LAST = f"{ROOM}::test_last_copies_are_copied_down_where_they_keep_a_hint_from_its_room"
 READ = f"{ROOM}::test_what_has_been_read_keeps_nothing_else_from_its_place"
 STARTS = "tests/unit/test_prefetch.py::test_who_is_about_to_start_is_not_put_back_by_an_older_word"
+LOADS = "tests/unit/test_load_policy.py"
+BACK = f"{LOADS}::test_decisions_turn_back_when_the_lane_to_the_device_recovers"
+BURST = f"{LOADS}::test_who_was_promised_a_load_before_others_ordered_theirs_is_asked_again"
+TRIED = f"{WAITS}::test_a_lane_to_the_device_that_has_recovered_is_used_again"
+HELD = f"{WAITS}::test_no_step_of_the_engine_waits_for_a_trial"
+RARE = f"{WAITS}::test_to_try_a_slow_lane_costs_little_and_is_rare"
 SHARED = "tests/unit/test_load_policy.py::test_who_waits_for_anothers_load_waits_as_long_as_that_takes"
 
 PLANTED = (
+    Planted(
+        kind="a lane is left for ever",
+        name="only a disk is asked again",
+        file="kvtier/probe.py",
+        old="{Tier.HOST: _Asked(), Tier.DISK: _Asked()}",
+        new="{Tier.DISK: _Asked()}",
+        says="not within 10 requests",
+        tests=(BACK,),
+    ),
+    Planted(
+        kind="a lane is left for ever",
+        name="what is on disk is asked for no further than host memory",
+        file="kvtier/probe.py",
+        old="(device or 0.0) > disk",
+        new="(device or 0.0) < 0",
+        says="not within 10 requests",
+        tests=(BACK,),
+    ),
+    Planted(
+        kind="a lane is left for ever",
+        name="the way to an engine's own device is never tried again",
+        file="kvtier/probe.py",
+        old="if choice.blocks > start or",
+        new="if choice.blocks >= start or",
+        says="not within thirty requests",
+        tests=(TRIED,),
+    ),
+    Planted(
+        kind="a trial is in the way",
+        name="a step waits for it",
+        file="kvtier/offload.py",
+        old="not request.choice.trial and self._is_synchronous(",
+        new="self._is_synchronous(",
+        says="(2, True)",
+        tests=(HELD,),
+    ),
+    Planted(
+        kind="a trial is in the way",
+        name="every request tries",
+        file="kvtier/probe.py",
+        old="self._tried_at = now",
+        new="pass",
+        says="some try it, most do not",
+        tests=(RARE,),
+    ),
+    Planted(
+        kind="others' orders are not counted",
+        name="a choice is made again after some time only",
+        file="kvtier/policy.py",
+        old="self.orders != sequence.chosen_after or ",
+        new="",
+        says="nobody queues for longer than computing takes",
+        tests=(BURST,),
+    ),
     Planted(
         kind="a wait is cut too late",
         name="what others bring is waited for however long it takes",

@@ -91,6 +91,19 @@ class Engine:
         self.only_on_disk(tokens)
         return self.run(tokens)
 
+    def from_host(self, stem):
+        tokens = self.tokens(stem)
+        for _ in range(20):
+            self.plane.settle()
+            self.manager.poll()
+        if self.manager.locate(tokens)["device"] < len(tokens) - 1:
+            self.manager.prefetch(tokens[:-1])
+            self.plane.settle()
+            self.manager.poll()
+        self.manager.evict(Tier.DEVICE, tokens)
+        assert self.manager.locate(tokens) == {"host": len(tokens) - 1}
+        return self.run(tokens)
+
 
 @pytest.fixture
 def engine(namespace):
@@ -189,6 +202,79 @@ def test_decisions_turn_within_three_requests_and_back_within_ten(engine):
     assert max(turned[0], turned[2]) <= 3, turned
     assert max(turned[1], turned[3]) <= 10, turned
     assert engine.manager.policy.probes.sent > 0
+
+
+@pytest.mark.parametrize("where", ["from_host", "from_disk"])
+def test_decisions_turn_back_when_the_lane_to_the_device_recovers(engine, where):
+    engine.know()
+    for stem in range(1, 5):
+        engine.run(engine.tokens(stem))
+    onboard, serve = engine.plane.lanes["onboard"], getattr(engine, where)
+    for rate, wanted, most in [(10.0, 0, 3), (8000.0, BLOCKS * BLOCK, 10)] * 2:
+        onboard.rate = rate
+        for number in range(1, 30):
+            if serve(1 + number % 4)[1] == wanted:
+                break
+        assert number <= most, f"not within {most} requests at {rate} pages a second"
+    for stem in range(1, 5):
+        assert serve(stem)[1] == BLOCKS * BLOCK
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("fixed", [0.01, 0.02, 0.2])
+def test_a_first_load_that_was_small_and_slow_is_not_the_last(namespace, blocks, fixed):
+    engine = Engine(namespace)
+    small = engine.tokens(9, blocks)
+    for tokens in (small, *(engine.tokens(stem) for stem in range(1, 5))):
+        engine.run(tokens)
+    for _ in range(20):
+        engine.plane.settle()
+        engine.manager.poll()
+    engine.manager.evict(Tier.DEVICE, small)
+    engine.plane.lanes["onboard"].fixed = fixed  # what is woken, or touched for the first time
+    engine.run(small)
+    engine.plane.lanes["onboard"].fixed = 1e-4
+    assert BLOCKS * BLOCK in [engine.from_host(1 + number % 4)[1] for number in range(10)]
+    assert engine.from_host(1)[0] < BLOCKS * EACH / 10
+
+
+def test_a_lane_to_the_device_that_stays_slow_costs_nobody_anything(engine):
+    engine.know()
+    for stem in range(1, 5):
+        engine.run(engine.tokens(stem))
+    engine.plane.lanes["onboard"].rate = 10.0
+    served = [engine.from_host(1 + number % 4) for number in range(40)][3:]
+    assert {loaded for _, loaded, _ in served} == {0}
+    assert max(seconds for seconds, _, _ in served) == pytest.approx((BLOCKS + 1 / BLOCK) * EACH, rel=0.01)
+    assert engine.manager.policy.probes.sent > 2, "it was asked"
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.9])
+def test_who_was_promised_a_load_before_others_ordered_theirs_is_asked_again(namespace, share):
+    engine = Engine(namespace, device=2000, host=2000, disk=4000)
+    engine.know()
+    prompts = [engine.tokens(stem) for stem in range(1, 13)]
+    for tokens in prompts:
+        engine.run(tokens)
+    computing = (BLOCKS + 1 / BLOCK) * EACH
+    engine.plane.lanes["stage"].rate = BLOCKS / (share * computing)
+    for stem in (1, 2, 3):
+        engine.from_disk(stem)
+    for tokens in prompts:
+        engine.only_on_disk(tokens)
+    manager, began = engine.manager, engine.plane.now
+    names = {f"burst{number}": tokens for number, tokens in enumerate(prompts)}
+    for name, tokens in names.items():
+        manager.get_computed_blocks(name, tokens)
+    for name, tokens in names.items():
+        assert manager.allocate_slots(name, len(tokens)) is not None
+    ready = {name: (0.0, manager.num_computed_tokens(name)) for name in names if manager.ready(name)}
+    while len(ready) < len(names):
+        now = engine.plane.now - began
+        ready.update((one.request_id, (now, one.num_computed_tokens)) for one in manager.poll(0.001))
+    took = [at + (len(names[name]) - there) / BLOCK * EACH for name, (at, there) in ready.items()]
+    assert max(took) <= 1.05 * computing, "nobody queues for longer than computing takes"
+    assert manager.stats().loads_cut == 0
 
 
 def test_always_and_never_do_as_they_say(namespace):

@@ -64,6 +64,11 @@ class Engine:
         self.leave_on_disk(stem)
         return self.run(stem, own)
 
+    def from_host(self, stem, own=0):
+        """The same, with all of it in host memory."""
+        assert self.in_host(stem) == BLOCKS
+        return self.run(stem, own)
+
     def leave_on_disk(self, stem):
         self.settle()
         self.manager.catalog.drop(Tier.HOST, self.nodes(stem))
@@ -162,6 +167,70 @@ def test_a_disk_that_has_recovered_is_used_again(engine):
         else:
             raise AssertionError(f"not within twelve requests at {rate} pages a second")
     assert engine.manager.probes.sent > 0
+
+
+@pytest.mark.parametrize("where", ["from_host", "from_disk"])
+@pytest.mark.parametrize("own", [0, 8])
+def test_a_lane_to_the_device_that_has_recovered_is_used_again(engine, where, own):
+    onboard, serve = engine.plane.lanes["onboard"], getattr(engine, where)
+    for rate, wanted in [(10.0, {0, 2}), (8000.0, {BLOCKS - own})] * 2:  # or two, to try it again
+        onboard.rate = rate
+        for number in range(30):
+            if serve(number % 4, own)[1] in wanted:
+                break
+            engine.plane.advance(1.0)
+        else:
+            raise AssertionError(f"not within thirty requests at {rate} pages a second")
+    for stem in range(4):
+        assert serve(stem, own)[1] == BLOCKS - own
+
+
+@pytest.mark.parametrize("fixed", [0.02, 0.5])
+def test_a_first_load_that_was_slow_is_not_the_last(namespace, fixed):
+    engine = Engine(namespace)
+    for stem in range(4):
+        engine.run(stem)
+    engine.plane.lanes["onboard"].fixed = fixed
+    engine.run(0)
+    engine.plane.lanes["onboard"].fixed = 1e-4
+    for number in range(30):
+        engine.plane.advance(1.0)
+        if engine.from_host(number % 4)[1] == BLOCKS:
+            break
+    assert engine.from_host(0)[0] < ALL / 4
+
+
+def test_to_try_a_slow_lane_costs_little_and_is_rare(engine):
+    engine.plane.lanes["onboard"].rate = 10.0
+    for stem in range(3):
+        engine.from_host(stem)
+    began, served = engine.plane.now, [engine.from_host(number % 4) for number in range(100)]
+    tried = [took for took, promised, _ in served if promised]
+    assert {promised for _, promised, _ in served} == {0, 2}, "some try it, most do not"
+    assert max(tried) <= ALL + 3 * EACH + 0.01, "no longer than to compute what it tries, and a step"
+    assert sum(tried) - len(tried) * ALL <= 0.02 * (engine.plane.now - began)
+
+
+def test_no_step_of_the_engine_waits_for_a_trial(namespace):
+    plane = TimedPlane({Tier.DEVICE: 200, Tier.HOST: 2000, Tier.DISK: 2000})
+    engine = Engine(namespace)
+    engine.plane = plane
+    engine.manager = OffloadManager(
+        CacheConfig(block_size=BLOCK), namespace, plane, load_mode="auto", clock=lambda: plane.now
+    )
+    for stem in range(4):
+        engine.run(stem)
+    for slow in (False, True):
+        plane.lanes["onboard"].rate = 60.0 if slow else 8000.0
+        for stem in range(4):
+            engine.run(stem)
+    trials = []
+    for _ in range(20):
+        plane.advance(1.0)
+        found = engine.manager.match("t", engine.hashes(0), tokens=(BLOCKS + 1) * BLOCK)
+        trials.append((found.blocks, found.synchronous))
+        engine.manager.free("t")
+    assert set(trials) == {(2, False)}
 
 
 def test_a_fixed_policy_waits_for_what_it_was_told_to_load(namespace):
