@@ -155,7 +155,9 @@ void bind_profile(nb::class_<CostModel>& c) {
             self.seed_prefill(coefficients, count_of("pass_tokens", pass_tokens, 1));
           },
           nb::arg("coefficients"), nb::arg("pass_tokens"),
-          "Begin with measured coefficients, as prefill_speed gives them.");
+          "Begin with measured coefficients, as prefill_speed gives them.")
+      .def("recall", &CostModel::recall, nb::arg("other"),
+           "Know what `other` has learnt, and nothing else. What is under way stays: its end is learnt from here.");
 }
 
 }  // namespace

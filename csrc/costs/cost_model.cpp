@@ -257,4 +257,10 @@ void CostModel::seed_prefill(std::span<const double> coefficients, std::uint64_t
   pass_tokens_ = pass_tokens;
 }
 
+void CostModel::recall(const CostModel& other) {
+  for (int lane = 0; lane < kLanes; ++lane) lanes_[lane].fit = other.lanes_[lane].fit;
+  prefill_ = other.prefill_;
+  pass_tokens_ = other.pass_tokens_;
+}
+
 }  // namespace kvtier

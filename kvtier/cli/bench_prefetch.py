@@ -28,6 +28,9 @@ def command(
     gbps: Annotated[str, typer.Option(help="Drives to emulate, GB/s; 0: the machine's own.")] = "0.01,0.1,1,0",
     reuse: Annotated[str, typer.Option(help="Shares of a prompt that were seen before.")] = "0.5,0.9",
     prompts: Annotated[int, typer.Option(min=1, help="Prompts a cell; each is served once by each arm.")] = 100,
+    hold_every: Annotated[
+        int, typer.Option(min=1, help="Of so many prompts one has its look-ahead pass as a whole.")
+    ] = 10,
     prompt_tokens: Annotated[int, typer.Option(min=32, help="Tokens of a prompt.")] = 1024,
     token_us: Annotated[float, typer.Option(min=0.1, help="Modelled prefill: microseconds for each token.")] = 50.0,
     model: Annotated[
@@ -35,6 +38,9 @@ def command(
         typer.Option(help="A real model in place of the modelled one: hub id, folder, smollm2, random-tiny."),
     ] = None,
     disk_path: Annotated[Path, typer.Option(help="Where a temporary store is made, and removed.")] = Path("."),
+    page_cache: Annotated[
+        bool, typer.Option("--page-cache", help="Read the store from memory: a drive faster than the machine's own.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for result.json and prefetch.png.")] = Path("out"),
     json: Annotated[bool, typer.Option("--json", help="Print result.json in place of a table.")] = False,
     seed: Annotated[int, typer.Option(help="Of prompts and weights.")] = 0,
@@ -54,10 +60,12 @@ def command(
         gbps=_numbers("gbps", gbps),
         reuses=_numbers("reuse", reuse),
         prompts=prompts,
+        hold_every=hold_every,
         prompt_tokens=prompt_tokens,
         token_us=token_us,
         model=model,
         disk_path=disk_path,
+        page_cache=page_cache,
         seed=seed,
     )
     console, errors = Console(), Console(stderr=True)
@@ -82,16 +90,18 @@ def command(
 def _table(result: PrefetchResult) -> Table:
     paced = ", modelled compute" if result.compute == "paced" else ""
     table = Table(title=f"Time to first token, median ms ({result.model}{paced})", title_justify="left")
-    for name in ("GB/s", "seen", "ahead", "load", "compute", "kvtier", "device", "to best (upper)", "hidden", "loaded"):
+    names = ("GB/s", "seen", "ahead", "load", "compute", "kvtier", "device")
+    for name in (*names, "to best (upper)", "to floor", "hidden", "loaded"):
         table.add_column(name, justify="right")
     for row in result.rows:
         times = row.ttft_ms
         table.add_row(
-            f"{row.measured_gbps:.3g}",
+            f"{row.idle_gbps:.3g}",
             f"{row.reuse:.0%}",
             f"{row.lookahead_ms:g} ms",
             *(f"{arm.p50:.4g}" for arm in (times.load, times.recompute, times.kvtier, times.device)),
             f"{row.ratio_to_best:.2f} ({row.ratio_to_best_upper:.2f})",
+            f"{row.load_to_floor:.2f}",
             "" if row.hidden is None else f"{row.hidden:.2f}",
             f"{row.loaded_share:.0%}",
         )

@@ -1,20 +1,28 @@
 """What a look-ahead is worth, and that deciding costs nothing: kvtier against always loading and always computing.
 
 A cell is a look-ahead, a drive and a share of the prompt that was seen before. Each of its prompts is served once by
-each arm, in an order drawn anew for each prompt, with its prefix on disk only (on the device for "device"), after
-the same hint as long before. So all arms share the machine's good and bad moments, and ratios are taken prompt by
-prompt. An arm whose look-ahead has nothing left to bring does not wait for its end: the cache is told that the request
-starts sooner. An arm that is given no hint idles as long as the last one that was: an engine that has slept finds its
-caches cold.
+each arm, in an order drawn anew for each prompt, with its prefix on disk only (on the device for "device"). So all arms
+share the machine's good and bad moments, and everything is compared prompt by prompt. Beside where its pages are, they
+differ in nothing:
+
+- each is announced and idles as long, and polls as often, before it starts; "recompute" is announced with what nobody
+  has, since what is brought ahead of it would be no longer there to compute;
+- each knows of lanes and prefills what its own requests have taught it;
+- each starts behind the same small request, so that none has the warmer caches.
+
+A look-ahead that has nothing left to bring does not last to its end: the cache is told that the request starts sooner,
+and the engine idles a moment more. For every tenth prompt it does, and the pages that were brought are held until then.
+
+The rate that loads are held against is of other loads: those of all the documents at once, between the prompts, while
+nothing else runs.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -23,11 +31,11 @@ import torch
 
 from kvtier._core import Throttle
 from kvtier.config import CacheConfig, DiskConfig, HostConfig, PrefetchConfig
+from kvtier.costmodel import CostModel
 from kvtier.lab import machine
 from kvtier.lab.engine import LabEngine
 from kvtier.lab.paced import PacedModel
-from kvtier.lab.prefetch_results import Arms, PrefetchResult, PrefetchRow
-from kvtier.lab.results import Spread
+from kvtier.lab.prefetch_results import ARMS, Arm, Cell, PrefetchResult, PrefetchRow
 from kvtier.lab.rig import ProofError, empty_faster, open_model
 from kvtier.lab.stores import temporary_store
 from kvtier.manager import CacheManager
@@ -38,34 +46,41 @@ if TYPE_CHECKING:
     from kvtier.lab.model import LabModel
     from kvtier.lab.request import Result
 
-__all__ = ["ARMS", "PrefetchBench", "PrefetchSettings", "bootstrap_upper", "run"]
+__all__ = ["PrefetchBench", "PrefetchSettings", "run"]
 
-Arm = Literal["load", "recompute", "kvtier", "device"]
-ARMS: tuple[Arm, ...] = ("load", "recompute", "kvtier", "device")
 _RULES: dict[Arm, Literal["cost", "always", "never"]] = {
     "load": "always",
     "recompute": "never",
     "kvtier": "cost",
     "device": "never",
 }
-_WARM_UP = 4  # prompts of a cell that do not count: the cost model learns the drive from them
+_WARM_UP = 4  # prompts of a cell that do not count: each arm learns the drive from them
 _DOCUMENTS = 4
+_IDLE_EVERY, _IDLE_S = 10, 0.1  # behind so many prompts the lane is measured for so many seconds, or by one load
+_POLL_S = 0.01  # between two polls of an engine that waits
+_REST_S = 0.01  # idle behind a look-ahead that ended sooner
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchSettings:
-    """What to measure. ``gbps`` 0 is the machine's own drive."""
+    """What to measure. ``gbps`` 0 is the machine's own drive.
+
+    ``hold_every``: of so many prompts one has its look-ahead pass as a whole.
+    ``page_cache``: the store is read through it, so that a drive may be faster than the machine's own.
+    """
 
     lookaheads_ms: tuple[float, ...] = (0.0, 50.0, 200.0, 1000.0)
     gbps: tuple[float, ...] = (0.01, 0.1, 1.0, 0.0)
     reuses: tuple[float, ...] = (0.5, 0.9)
     prompts: int = 100
+    hold_every: int = 10
     prompt_tokens: int = 1024
     block_size: int = 16
     chunk_tokens: int = 64
     token_us: float = 50.0
     model: str | None = None
     disk_path: Path = Path(".")
+    page_cache: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -74,17 +89,10 @@ class PrefetchSettings:
                 raise ValueError(f"{name}: {list(values)}; accepted: one or more numbers, 0 or more")
         if not self.reuses or not all(0 < reuse < 1 for reuse in self.reuses):
             raise ValueError(f"reuse: {list(self.reuses)}; accepted: one or more shares between 0 and 1")
-        for name, count in (("prompts", self.prompts), ("prompt_tokens", self.prompt_tokens // self.block_size)):
+        blocks = self.prompt_tokens // self.block_size
+        for name, count in (("prompts", self.prompts), ("hold_every", self.hold_every), ("prompt_tokens", blocks)):
             if count < 1:
                 raise ValueError(f"{name}: {count}; accepted: 1 or more, and whole blocks")
-
-
-@dataclass(slots=True)
-class _Cell:
-    ttft: dict[Arm, list[float]] = field(default_factory=lambda: {arm: [] for arm in ARMS})
-    loaded: int = 0
-    bytes: int = 0
-    busy_s: float = 0.0
 
 
 class PrefetchBench:
@@ -108,7 +116,12 @@ class PrefetchBench:
             config = CacheConfig(
                 block_size=block,
                 host=HostConfig(size=8 * blocks * geometry.page_bytes, write="second_use"),
-                disk=DiskConfig(path=store, size=(pages + 64) * (geometry.page_bytes + 8192), write="second_use"),
+                disk=DiskConfig(
+                    path=store,
+                    size=(pages + 64) * (geometry.page_bytes + 8192),
+                    write="second_use",
+                    direct="off" if settings.page_cache else "auto",
+                ),
                 prefetch=PrefetchConfig(share=0.5, grace_seconds=60.0),
                 load_timeout_seconds=600.0,
                 lease_seconds=600.0,
@@ -126,7 +139,10 @@ class PrefetchBench:
             self._stack = stack.pop_all()
         self.page_bytes = geometry.page_bytes
         self._count = 0
-        self._waited = 0.0  # seconds of the last look-ahead, in this cell
+        self.known = {arm: CostModel(self.page_bytes) for arm in ARMS}
+        """What the requests of each arm have taught it."""
+        self._others = CostModel(self.page_bytes)  # and those between them
+        self._waited = 0.0  # seconds in which the last look-ahead had something to bring, in this cell
         self._rng = np.random.default_rng(settings.seed)
         self._documents = {
             reuse: [self._tokens(self.found(reuse)) for _ in range(_DOCUMENTS)] for reuse in settings.reuses
@@ -156,22 +172,42 @@ class PrefetchBench:
                     self._settle()
 
     def cell(self, lookahead_ms: float, gbps: float, reuse: float) -> PrefetchRow:
-        settings = self.settings
+        """Serve the prompts of one cell. ProofError when an arm did not do what its name says."""
+        settings, documents, found = self.settings, self._documents[reuse], self.found(reuse)
         self.throttle.set(gbps * 1e9, 0.0)
-        cell = _Cell()
+        size = found // settings.block_size * self.page_bytes
+        cell = Cell(lookahead_ms, gbps or None, reuse, settings.prompt_tokens, found, size)
         self._waited = 0.0
         for number in range(-_WARM_UP, settings.prompts):
-            document = self._documents[reuse][number % _DOCUMENTS]
+            if number >= 0 and number % _IDLE_EVERY == 0:
+                began = time.monotonic()
+                while time.monotonic() < began + _IDLE_S:
+                    cell.idle_gbps.append(self._load_idly(documents))
+            hold = number >= 0 and number % settings.hold_every == 0
+            if hold:
+                cell.held.append(number)
+            document = documents[number % _DOCUMENTS]
             # A drawn order, for one that only turns has each arm always follow the same other.
-            for arm in (
-                ARMS[place] for place in self._rng.permutation(len(ARMS))
-            ):  # each with an end of its own, that nobody has seen before
-                prompt = document + self._tokens(settings.prompt_tokens - len(document))
-                self._measure(cell, arm, prompt, len(document), lookahead_ms / 1e3, count=number >= 0)
-        return self._row(cell, lookahead_ms, gbps, reuse)
+            for arm in (ARMS[place] for place in self._rng.permutation(len(ARMS))):
+                prompt = document + self._tokens(settings.prompt_tokens - found)  # an end that nobody has seen before
+                self._measure(cell, arm, prompt, hold=hold, count=number >= 0)
+        return cell.row(settings.seed)
 
-    def _measure(self, cell: _Cell, arm: Arm, prompt: list[int], found: int, lookahead: float, *, count: bool) -> None:
-        document = prompt[:found]
+    def _load_idly(self, documents: Sequence[list[int]]) -> float:
+        """GB/s of the lane from disk, over all these at once, where nothing else is asked of it."""
+        for document in documents:
+            empty_faster(self.manager, self.device, document, "disk")
+        before, busy = self._moved()["stage"], self._busy()
+        for document in documents:
+            self.manager.prefetch(document)
+        self._settle()
+        moved, wanted = self._moved()["stage"] - before, sum(map(len, documents)) // self.settings.block_size
+        if moved != wanted:
+            raise ProofError(f"an idle load: {moved} pages came from disk; {wanted} should have")
+        return moved * self.page_bytes / (self._busy() - busy) / 1e9
+
+    def _measure(self, cell: Cell, arm: Arm, prompt: list[int], *, hold: bool, count: bool) -> None:
+        document = prompt[: cell.found_tokens]
         if arm == "device":  # what is there may be evicted, but by nothing that runs here
             self._serve("load", [*document, 1])
         else:
@@ -180,94 +216,94 @@ class PrefetchBench:
         # What was computed last is as warm in the processor's caches for each arm: less than a block, so nothing stays.
         self._serve("load", self._tokens(self.settings.block_size // 2))
         self._settle()
-        before = self._lane()
-        result = self._serve(arm, prompt, lookahead)
+        with self._knowing(arm):
+            before, busy = self._moved(), self._busy()
+            result = self._serve(arm, prompt, cell, hold=hold)
+            self._settle()  # what was cut, or asked to see whether the disk is fast again, teaches this arm too
         if not count:
             return
+        after = self._moved()
+        self._prove(cell, arm, result, {lane: after[lane] - before[lane] for lane in after})
+        assert result.ttft is not None
+        cell.ttft_ms[arm].append(round(1e3 * result.ttft, 3))
+        if arm == "kvtier":
+            cell.loaded_tokens += cell.prompt_tokens - result.tokens_by_tier["computed"]
+        if arm == "load":
+            cell.own_bytes += cell.load_bytes
+            cell.own_s += self._busy() - busy
+
+    def _prove(self, cell: Cell, arm: Arm, result: Result, moved: dict[str, int]) -> None:
+        """That it did what its name says: by the tokens that were computed, and by the pages that came up."""
         if result.ttft is None or (result.lost_tokens and arm == "load"):
             raise ProofError(f"{arm}: {result.lost_tokens} tokens of the prefix were lost, {result.finish_reason}")
-        loaded = found - max(0, result.tokens_by_tier["computed"] - (len(prompt) - found))
-        wanted = {"load": found, "device": found, "recompute": 0}.get(arm, loaded)
+        if arm == "kvtier":
+            return
+        loaded = cell.prompt_tokens - result.tokens_by_tier["computed"]
+        wanted = 0 if arm == "recompute" else cell.found_tokens
         if loaded != wanted:
             raise ProofError(f"{arm}: {loaded} tokens were not computed; {wanted} should have been")
-        cell.ttft[arm].append(result.ttft)
-        if arm == "kvtier":
-            cell.loaded += loaded
-        if arm == "load":
-            after = self._lane()
-            cell.bytes += after[0] - before[0]
-            cell.busy_s += after[1] - before[1]
+        pages = wanted // self.settings.block_size if arm == "load" else 0
+        for lane in ("stage", "onboard"):
+            if moved[lane] != pages:
+                raise ProofError(f"{arm}: {moved[lane]} pages came by the lane {lane!r}; {pages} should have")
 
-    def _lane(self) -> tuple[int, float]:
-        lane = self.plane.mover.stats()["lanes"]["stage"]
-        return int(lane["bytes"]), float(lane["busy_s"])
+    def _moved(self) -> dict[str, int]:
+        """Pages by lane."""
+        return {name: int(lane["pages"]) for name, lane in self.plane.mover.stats()["lanes"].items()}
 
-    def _serve(self, arm: Arm, prompt: Sequence[int], lookahead: float = 0.0) -> Result:
+    def _busy(self) -> float:
+        return float(self.plane.mover.stats()["lanes"]["stage"]["busy_s"])
+
+    @contextmanager
+    def _knowing(self, arm: Arm) -> Iterator[None]:
+        """The cache knows of lanes and prefills what this arm's requests have taught it, and they alone teach it."""
+        costs, known = self.manager.costs, self.known[arm]
+        self._others.recall(costs)
+        costs.recall(known)
+        try:
+            yield
+        finally:
+            known.recall(costs)
+            costs.recall(self._others)
+
+    def _serve(self, arm: Arm, prompt: Sequence[int], cell: Cell | None = None, *, hold: bool = False) -> Result:
+        """Serve one request, ahead of which it is announced as ``cell`` says."""
         self.manager.policy.rule = _RULES[arm]
         self._count += 1
         request_id = f"bench-{self._count}"
-        if arm in ("load", "kvtier") and lookahead > 0:
-            self._look_ahead(request_id, prompt, lookahead)
-        elif lookahead > 0:
-            time.sleep(self._waited)
+        if cell is not None and cell.lookahead_ms:
+            unseen = arm == "recompute"
+            self.manager.expect(request_id, prompt[cell.found_tokens :] if unseen else prompt, cell.lookahead_ms / 1e3)
+            self._look_ahead(arm, request_id, cell.lookahead_ms / 1e3, hold=hold)
         self.engine.add(request_id, prompt, 1, ignore_eos=True)
         (result,) = self.engine.run(3600.0)
         return result
 
-    def _look_ahead(self, request_id: str, prompt: Sequence[int], seconds: float) -> None:
+    def _look_ahead(self, arm: Arm, request_id: str, seconds: float, *, hold: bool) -> None:
         began = time.monotonic()
-        self.manager.expect(request_id, prompt, seconds)
-        self._until_quiet(began + seconds)
-        self.manager.reorder({request_id: 0.0})  # what is left of a long look-ahead is skipped
-        self._until_quiet(began + seconds)
-        self._waited = time.monotonic() - began
+        end = began + seconds
+        if hold:
+            self._idle(end)
+            return
+        if arm in ("load", "kvtier"):
+            self._idle(end, until_quiet=True)
+            self.manager.reorder({request_id: 0.0})  # what is left of a long look-ahead is skipped
+            self._idle(end, until_quiet=True)
+            self._waited = time.monotonic() - began
+        else:
+            self._idle(min(end, began + self._waited))
+            self.manager.reorder({request_id: 0.0})
+        self._idle(min(end, time.monotonic() + _REST_S))
 
-    def _until_quiet(self, end: float) -> None:
+    def _idle(self, end: float, *, until_quiet: bool = False) -> None:
+        """Poll as an engine does that has nothing to compute."""
         self.manager.poll()
-        while (left := end - time.monotonic()) > 0 and self.manager.placement.under_way:
-            self.manager.poll(min(left, 0.01))
+        while (left := end - time.monotonic()) > 0 and not (until_quiet and not self.manager.placement.under_way):
+            self.manager.poll(min(left, _POLL_S))
 
     def _settle(self) -> None:
         if not self.manager.flush(600.0):
             raise ProofError("transfers did not end within 600 s")
-
-    def _row(self, cell: _Cell, lookahead_ms: float, gbps: float, reuse: float) -> PrefetchRow:
-        found = self.found(reuse)
-        medians = {arm: statistics.median(times) for arm, times in cell.ttft.items()}
-        best: Literal["load", "recompute"] = "load" if medians["load"] < medians["recompute"] else "recompute"
-        ratios = [own / other for own, other in zip(cell.ttft["kvtier"], cell.ttft[best], strict=True)]
-        oracle = [
-            own / min(pair)
-            for own, *pair in zip(cell.ttft["kvtier"], cell.ttft["load"], cell.ttft["recompute"], strict=True)
-        ]
-        rate = cell.bytes / cell.busy_s
-        load_s = found // self.settings.block_size * self.page_bytes / rate
-        return PrefetchRow(
-            lookahead_ms=lookahead_ms,
-            lane_gbps=gbps or None,
-            measured_gbps=rate / 1e9,
-            reuse=reuse,
-            prompt_tokens=self.settings.prompt_tokens,
-            found_tokens=found,
-            n=len(ratios),
-            ttft_ms=Arms(**{arm: Spread.of(times) for arm, times in cell.ttft.items()}),
-            best=best,
-            ratio_to_best=statistics.median(ratios),
-            ratio_to_best_upper=bootstrap_upper(ratios, self.settings.seed),
-            ratio_to_oracle=statistics.median(oracle),
-            load_to_floor=medians["load"] / (medians["device"] + load_s),
-            hidden=1 - (medians["kvtier"] - medians["device"]) / load_s if lookahead_ms else None,
-            load_ms=1e3 * load_s,
-            lookahead_exceeds_load=lookahead_ms > 1e3 * load_s,
-            loaded_share=cell.loaded / (found * len(ratios)),
-        )
-
-
-def bootstrap_upper(values: Sequence[float], seed: int, resamples: int = 2000) -> float:
-    """Upper end of the 95 % percentile bootstrap interval of the median (Efron 1979)."""
-    array = np.asarray(values)
-    drawn = np.random.default_rng(seed).integers(0, len(array), (resamples, len(array)))
-    return float(np.percentile(np.median(array[drawn], axis=1), 97.5))
 
 
 def run(settings: PrefetchSettings, progress: Callable[[str, float], None]) -> PrefetchResult:
@@ -291,5 +327,10 @@ def run(settings: PrefetchSettings, progress: Callable[[str, float], None]) -> P
             compute="paced" if paced else "real",
             config={"options": options, "cache": bench.manager.config.model_dump(mode="json")},
             rows=rows,
-            notes=[bench.manager.costs.describe(), bench.plane.describe()],
+            notes=[
+                f"kvtier knew at the end: {bench.known['kvtier'].describe()}",
+                bench.plane.describe(),
+                "a look-ahead ended when it had nothing left to bring, but for the prompts in held, where it passed as "
+                "a whole",
+            ],
         )

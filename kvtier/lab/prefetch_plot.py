@@ -32,12 +32,12 @@ def draw(result: PrefetchResult) -> bytes:
     for i, reuse in enumerate(reuses):
         for j, lookahead in enumerate(ahead):
             rows = [row for row in result.rows if row.reuse == reuse and row.lookahead_ms == lookahead]
-            rows.sort(key=lambda row: row.measured_gbps)
+            rows.sort(key=lambda row: row.idle_gbps)
             axes = panels[i][j]
             for arm, (colour, marker, dash) in _STYLES.items():
                 times = [getattr(row.ttft_ms, arm).p50 for row in rows]
                 axes.plot(
-                    [row.measured_gbps for row in rows], times, color=colour, marker=marker, linestyle=dash, label=arm
+                    [row.idle_gbps for row in rows], times, color=colour, marker=marker, linestyle=dash, label=arm
                 )
             axes.set_xscale("log")
             axes.set_yscale("log")
@@ -45,7 +45,7 @@ def draw(result: PrefetchResult) -> bytes:
             axes.set_title(f"{reuse:.0%} seen before, {lookahead:g} ms ahead", fontsize=9, loc="left")
     log_axis(panels[0][0].xaxis, lambda speed: f"{speed:g}")  # all panels share its axes
     log_axis(panels[0][0].yaxis, lambda ms: f"{ms:g}")
-    figure.supxlabel("GB/s of the drive, as measured", fontsize=10)
+    figure.supxlabel("GB/s of the lane from disk, idle", fontsize=10)
     figure.supylabel("median time to first token, ms", fontsize=10)
     panels[0][0].legend(fontsize=8, frameon=False)
     out = io.BytesIO()

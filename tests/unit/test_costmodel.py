@@ -259,6 +259,24 @@ def test_what_is_seeded_is_what_is_told() -> None:
         model.seed_prefill((0.0, 1.0, 0.0), 0)
 
 
+def test_what_is_recalled_is_all_that_the_other_knew_and_what_is_under_way_stays() -> None:
+    fast, model = CostModel(PAGE), CostModel(PAGE)
+    Drive(fast, 2e9).move(64)
+    fast.observe_prefill(64, 0, 0.01)
+    drive = Drive(model, 1e8)
+    drive.move(64)
+    begun = drive.begin(64)
+    model.recall(fast)
+    assert model.lane_speed("stage") == fast.lane_speed("stage")
+    assert model.recompute(128, 0) == fast.recompute(128, 0)
+    assert model.expected_end([begun[0]]) > drive.now + 0.5, "said when it was submitted"
+    assert fast.expected_end([begun[0]]) == 0.0
+    drive.end(begun)
+    assert model.lane_speed("stage") != fast.lane_speed("stage"), "each learns for itself"
+    model.recall(CostModel(PAGE))
+    assert model.describe() == "nothing measured yet"
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan])
 def test_a_time_that_is_none_is_ignored(seconds: float) -> None:
     fit = Fit((1e-3, 1e-6))
