@@ -157,7 +157,7 @@ void bind_profile(nb::class_<CostModel>& c) {
           nb::arg("coefficients"), nb::arg("pass_tokens"),
           "Begin with measured coefficients, as prefill_speed gives them.")
       .def("recall", &CostModel::recall, nb::arg("other"),
-           "Know what `other` has learnt, and nothing else. What is under way stays: its end is learnt from here.");
+           "Know what `other` has heard of, and nothing else. What is under way stays: its end is heard of here.");
 }
 
 }  // namespace

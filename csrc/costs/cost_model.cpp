@@ -258,7 +258,13 @@ void CostModel::seed_prefill(std::span<const double> coefficients, std::uint64_t
 }
 
 void CostModel::recall(const CostModel& other) {
-  for (int lane = 0; lane < kLanes; ++lane) lanes_[lane].fit = other.lanes_[lane].fit;
+  for (int index = 0; index < kLanes; ++index) {
+    LaneCosts& lane = lanes_[index];
+    const LaneCosts& heard = other.lanes_[index];
+    lane.fit = heard.fit;
+    lane.began = heard.began, lane.ended = heard.ended;
+    lane.seen = heard.seen, lane.pending = heard.pending;
+  }
   prefill_ = other.prefill_;
   pass_tokens_ = other.pass_tokens_;
 }

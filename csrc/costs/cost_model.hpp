@@ -48,7 +48,7 @@ class CostModel {
   std::optional<PrefillSpeed> prefill_speed() const;
   void seed_lane(Lane lane, double fixed_s, double bytes_per_s);
   void seed_prefill(std::span<const double> coefficients, std::uint64_t pass_tokens);
-  void recall(const CostModel& other);  // what the other has learnt, and nothing else; what is under way stays
+  void recall(const CostModel& other);  // what the other has heard of, and nothing else; what is under way stays
 
  private:
   struct LaneCosts {

@@ -268,6 +268,7 @@ def test_what_is_recalled_is_all_that_the_other_knew_and_what_is_under_way_stays
     begun = drive.begin(64)
     model.recall(fast)
     assert model.lane_speed("stage") == fast.lane_speed("stage")
+    assert model.last_end("stage") == fast.last_end("stage") > 0
     assert model.recompute(128, 0) == fast.recompute(128, 0)
     assert model.expected_end([begun[0]]) > drive.now + 0.5, "said when it was submitted"
     assert fast.expected_end([begun[0]]) == 0.0
