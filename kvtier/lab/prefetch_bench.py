@@ -141,7 +141,6 @@ class PrefetchBench:
         self._count = 0
         self.known = {arm: CostModel(self.page_bytes) for arm in ARMS}
         """What the requests of each arm have taught it."""
-        self._others = CostModel(self.page_bytes)  # and those between them
         self._waited = 0.0  # seconds in which the last look-ahead had something to bring, in this cell
         self._rng = np.random.default_rng(settings.seed)
         self._documents = {
@@ -258,13 +257,9 @@ class PrefetchBench:
     def _knowing(self, arm: Arm) -> Iterator[None]:
         """The cache knows of lanes and prefills what this arm's requests have taught it, and they alone teach it."""
         costs, known = self.manager.costs, self.known[arm]
-        self._others.recall(costs)
         costs.recall(known)
-        try:
-            yield
-        finally:
-            known.recall(costs)
-            costs.recall(self._others)
+        yield
+        known.recall(costs)
 
     def _serve(self, arm: Arm, prompt: Sequence[int], cell: Cell | None = None, *, hold: bool = False) -> Result:
         """Serve one request, ahead of which it is announced as ``cell`` says."""
