@@ -30,7 +30,7 @@ def command(
     prompts: Annotated[int, typer.Option(min=1, help="Prompts a cell; each is served once by each arm.")] = 100,
     hold_every: Annotated[
         int, typer.Option(min=1, help="Of so many prompts one has its look-ahead pass as a whole.")
-    ] = 10,
+    ] = 20,
     prompt_tokens: Annotated[int, typer.Option(min=32, help="Tokens of a prompt.")] = 1024,
     token_us: Annotated[float, typer.Option(min=0.1, help="Modelled prefill: microseconds for each token.")] = 50.0,
     model: Annotated[

@@ -5,13 +5,13 @@ each arm, in an order drawn anew for each prompt, with its prefix on disk only (
 share the machine's good and bad moments, and everything is compared prompt by prompt. Beside where its pages are, they
 differ in nothing:
 
-- each is announced and idles as long, and polls as often, before it starts; "recompute" is announced with what nobody
-  has, since what is brought ahead of it would be no longer there to compute;
+- each is announced, and before it starts it idles as long as the others (but 50 ms at most where it has nothing to
+  bring) and polls as often; "recompute" is announced with what nobody has, so that nothing is brought to it;
 - each knows of lanes and prefills what its own requests have taught it;
 - each starts behind the same small request, so that none has the warmer caches.
 
 A look-ahead that has nothing left to bring does not last to its end: the cache is told that the request starts sooner,
-and the engine idles a moment more. For every tenth prompt it does, and the pages that were brought are held until then.
+and the engine idles a moment more. For one prompt of ``hold_every`` it does, and what was brought is held until then.
 
 The rate that loads are held against is of other loads: those of all the documents at once, between the prompts, while
 nothing else runs.
@@ -56,9 +56,10 @@ _RULES: dict[Arm, Literal["cost", "always", "never"]] = {
 }
 _WARM_UP = 4  # prompts of a cell that do not count: each arm learns the drive from them
 _DOCUMENTS = 4
-_IDLE_EVERY, _IDLE_S = 10, 0.1  # behind so many prompts the lane is measured for so many seconds, or by one load
+_IDLE_EVERY, _IDLE_S = 25, 0.1  # behind so many prompts the lane is measured for so many seconds, or by one load
 _POLL_S = 0.01  # between two polls of an engine that waits
 _REST_S = 0.01  # idle behind a look-ahead that ended sooner
+_IDLES_S = 0.05  # at most as long as one that had something to bring: beside such a load nothing else is seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class PrefetchSettings:
     gbps: tuple[float, ...] = (0.01, 0.1, 1.0, 0.0)
     reuses: tuple[float, ...] = (0.5, 0.9)
     prompts: int = 100
-    hold_every: int = 10
+    hold_every: int = 20
     prompt_tokens: int = 1024
     block_size: int = 16
     chunk_tokens: int = 64
@@ -286,7 +287,7 @@ class PrefetchBench:
             self._idle(end, until_quiet=True)
             self._waited = time.monotonic() - began
         else:
-            self._idle(min(end, began + self._waited))
+            self._idle(min(end, began + min(self._waited, _IDLES_S)))
             self.manager.reorder({request_id: 0.0})
         self._idle(min(end, time.monotonic() + _REST_S))
 

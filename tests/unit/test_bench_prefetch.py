@@ -191,8 +191,8 @@ class Clock:
         poll, expect = bench.manager.poll, bench.manager.expect
 
         def wait(timeout: float = 0.0) -> object:
-            self.now = round(self.now + timeout, 6)
-            self.waits += [timeout] if timeout else []
+            self.now += max(timeout, 1e-9)  # what rounding leaves passes too
+            self.waits += [timeout] if timeout > 1e-6 else []
             return poll()
 
         def announce(name: str, tokens: list[int], within: float) -> None:
@@ -204,11 +204,11 @@ class Clock:
         clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now)
         monkeypatch.setattr("kvtier.lab.prefetch_bench.time", clock)
 
-    def idled(self, bench: PrefetchBench, arm: str, *, hold: bool) -> list[float]:
+    def idled(self, bench: PrefetchBench, arm: str, *, hold: bool, ahead_ms: float = 50) -> list[float]:
         """How an arm waits ahead of its request, whose pages are on the device: there is nothing to bring."""
         self.now = 0.0
         self.waits.clear()
-        cell = Cell(50.0, None, 0.5, 64, 32, 2 * 65536)
+        cell = Cell(ahead_ms, None, 0.5, 64, 32, 2 * 65536)
         bench.manager.prefetch(bench._documents[0.5][0])
         bench._serve(arm, [*bench._documents[0.5][0], *range(32)], cell, hold=hold)
         return list(self.waits)
@@ -221,9 +221,11 @@ def test_every_arm_idles_alike_ahead_of_its_request(small: PrefetchBench, monkey
     assert held == dict.fromkeys(ARMS, pytest.approx([0.01] * 5)), "to the end of the look-ahead"
     brief = {arm: clock.idled(small, arm, hold=False) for arm in ARMS}
     assert brief == dict.fromkeys(ARMS, pytest.approx([0.01])), "there was nothing to bring, so a moment only"
-    small._waited = 0.03  # as long as the one before had something to bring
-    assert clock.idled(small, "device", hold=False) == pytest.approx([0.01] * 4)
-    assert clock.idled(small, "recompute", hold=False) == pytest.approx([0.01] * 4)
+    for arm in ("device", "recompute"):
+        small._waited = 0.03  # as long as the one before had something to bring
+        assert clock.idled(small, arm, hold=False) == pytest.approx([0.01] * 4)
+        small._waited = 0.3
+        assert clock.idled(small, arm, hold=False, ahead_ms=500) == pytest.approx([0.01] * 6), "or 50 ms"
 
 
 def test_every_arm_is_announced_but_one_that_computes_with_nothing_that_could_be_brought(
