@@ -184,10 +184,10 @@ void bind_costs(nb::module_& m) {
   nb::class_<Fit>(m, "Fit", "See kvtier.fit.Fit.")
       .def(
           "__init__",
-          [](Fit* self, const std::vector<double>& ridge, double memory, std::int64_t window) {
-            new (self) Fit(ridge, memory, window < 0 ? 0 : static_cast<std::size_t>(window));
+          [](Fit* self, const std::vector<double>& ridge, double memory, std::int64_t window, bool kinds) {
+            new (self) Fit(ridge, memory, window < 0 ? 0 : static_cast<std::size_t>(window), kinds);
           },
-          nb::arg("ridge"), nb::arg("memory") = 32.0, nb::arg("window") = 3)
+          nb::arg("ridge"), nb::arg("memory") = 32.0, nb::arg("window") = 3, nb::arg("kinds") = false)
       .def(
           "predict",
           [](const Fit& self, const std::vector<double>& features) { return self.predict(of_size(self, features)); },

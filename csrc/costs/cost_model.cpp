@@ -49,7 +49,9 @@ std::array<double, 3> prefill_features(double passes, std::uint64_t tokens, std:
 CostModel::LaneCosts::LaneCosts() : fit(kLaneRidge, kMemory, kLaneWindow) {}
 
 CostModel::CostModel(std::size_t page_bytes, std::size_t bytes_in_flight)
-    : page_bytes_(page_bytes), in_flight_(bytes_in_flight), prefill_(kPrefillRidge, kMemory, kPrefillWindow) {
+    : page_bytes_(page_bytes),
+      in_flight_(bytes_in_flight),
+      prefill_(kPrefillRidge, kMemory, kPrefillWindow, /*kinds=*/true) {
   if (page_bytes < 1) throw std::invalid_argument("page_bytes: 0; accepted: 1 or more");
 }
 

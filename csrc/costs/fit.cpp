@@ -21,8 +21,8 @@ bool is_amount(double x) { return x >= 0 && x <= kGreatest; }
 
 }  // namespace
 
-Fit::Fit(std::span<const double> ridge, double memory, std::size_t window)
-    : size_(ridge.size()), window_(window), decay_(1.0 - 1.0 / memory) {
+Fit::Fit(std::span<const double> ridge, double memory, std::size_t window, bool kinds)
+    : size_(ridge.size()), window_(window), kinds_(kinds), memory_(memory - 1) {
   const bool positive = std::all_of(ridge.begin(), ridge.end(), [](double r) { return r > 0 && r <= kGreatest; });
   if (ridge.empty() || ridge.size() > kMost || !positive || !(memory >= 1) || window % 2 != 1 || window > kLongest)
     throw std::invalid_argument("ridge: " + std::to_string(ridge.size()) +
@@ -42,22 +42,46 @@ bool Fit::observe(Features features, double seconds) {
   const bool something = std::any_of(features.begin(), features.end(), [](double x) { return x > kLeast; });
   const bool amounts = std::all_of(features.begin(), features.end(), is_amount);
   if (!(seconds > kLeast && seconds <= kGreatest) || !something || !amounts) return false;
+  ++observations_;
   double expected = predict(features).value_or(0);
+  const bool surprises = expected != 0 && std::abs(std::log(seconds / expected)) > kClip;
+  if (kinds_ && surprises && explains(features, seconds, std::max(expected, seconds))) return true;
   if (expected != 0) {
-    if (recent_.size() == window_) recent_.erase(recent_.begin());
+    std::vector<Seen>& recent = recent_[kind(features)];
+    if (recent.size() == window_) recent.erase(recent.begin());
     Seen seen{{}, seconds, std::log(seconds / expected)};
     std::copy(features.begin(), features.end(), seen.features.begin());
-    recent_.push_back(seen);
-    if (level_changed()) {
+    recent.push_back(seen);
+    if (level_changed(recent)) {
       expected = predict(features).value_or(0);
       if (expected == 0) expected = seconds;
     }
-    seconds = expected * std::exp(std::clamp(std::log(seconds / expected), -kClip, kClip));
   }
-  add(features, seconds, std::pow(expected != 0 ? expected : seconds, -2.0));
-  ++observations_;
+  const double scale = std::max(expected, seconds);
+  if (expected != 0) seconds = expected * std::exp(std::clamp(std::log(seconds / expected), -kClip, kClip));
+  add(features, seconds, std::pow(scale, -2.0));
   if (observations_ < kYoung || observations_ % kYoung == 0) solve();
   return true;
+}
+
+// Which of the features makes up most of it; all are of one kind where they are not told apart.
+std::size_t Fit::kind(Features features) const {
+  std::size_t most = 0;
+  for (std::size_t i = 1; kinds_ && i < size_; ++i)
+    if (coefficients_[i] * features[i] > coefficients_[most] * features[most]) most = i;
+  return most;
+}
+
+// Learns it as it is, if it can be explained together with what is known: nothing like it was seen before.
+bool Fit::explains(Features features, double seconds, double scale) {
+  const auto squares = squares_;
+  const Vector products = products_, coefficients = coefficients_;
+  add(features, seconds, std::pow(scale, -2.0));
+  solve();
+  const double expected = predict(features).value_or(0);
+  if (expected != 0 && std::abs(std::log(seconds / expected)) <= kClip) return true;
+  squares_ = squares, products_ = products, coefficients_ = coefficients;
+  return false;
 }
 
 void Fit::seed(std::span<const double> coefficients, double weight) {
@@ -76,30 +100,30 @@ void Fit::seed(std::span<const double> coefficients, double weight) {
     squares_[i][i] += weight / (c * c);
     products_[i] += weight / c;
   }
-  weight_ = weight;
-  recent_.assign(window_ - 1, Seen{});
+  for (std::vector<Seen>& recent : recent_) recent.assign(window_ - 1, Seen{});
   solve();
 }
 
 // Whether the last observations agree that it takes longer, or shorter, than was believed; that is so then.
-bool Fit::level_changed() {
-  if (recent_.size() < window_) return false;
+bool Fit::level_changed(std::vector<Seen>& recent) {
+  if (recent.size() < window_) return false;
   std::vector<double> residuals;
-  for (const Seen& seen : recent_) residuals.push_back(seen.residual);
+  for (const Seen& seen : recent) residuals.push_back(seen.residual);
   const auto middle = residuals.begin() + static_cast<std::ptrdiff_t>(window_ / 2);
   std::nth_element(residuals.begin(), middle, residuals.end());
   const double level = *middle;
   if (std::abs(level) <= kClip) return false;
   std::vector<Seen> agree;
-  std::copy_if(recent_.begin(), recent_.end(), std::back_inserter(agree),
+  std::copy_if(recent.begin(), recent.end(), std::back_inserter(agree),
                [level](const Seen& seen) { return seen.residual * level > 0 && std::abs(seen.residual) > kClip; });
   rescale(std::exp(level), agree);
-  const Seen& newest = recent_.back();  // is added by who asks
+  const Seen& newest = recent.back();  // is added by who asks
   const bool newest_agrees = newest.residual * level > 0 && std::abs(newest.residual) > kClip;
   if (newest_agrees) agree.pop_back();
   for (const Seen& seen : agree) add(of(seen), seen.seconds, std::pow(seen.seconds, -2.0));
   solve();
-  for (Seen& seen : recent_) seen.residual = residual(seen);
+  for (std::vector<Seen>& each : recent_)
+    for (Seen& seen : each) seen.residual = residual(seen);
   return true;
 }
 
@@ -118,21 +142,56 @@ void Fit::rescale(double factor, std::span<const Seen> surprises) {
   }
   const double largest = *std::max_element(shares.begin(), shares.end());
   const double most = largest != 0 ? largest : 1.0;
-  for (std::size_t i = 0; i < size_; ++i) factors[i] = 1.0 + (factor - 1.0) * shares[i] / most;
-  const double kept = std::min(1.0, kKept / weight_);
-  weight_ *= kept;
+  for (std::size_t i = 0; i < size_; ++i)  // above zero, also where next to nothing is left
+    factors[i] = std::max(1.0 + (factor - 1.0) * shares[i] / most, std::min(factor, 1.0));
   for (std::size_t i = 0; i < size_; ++i) {
-    for (std::size_t j = 0; j < size_; ++j) squares_[i][j] *= kept / (factors[i] * factors[j]);
-    products_[i] *= kept / factors[i];
+    for (std::size_t j = 0; j < size_; ++j) squares_[i][j] /= factors[i] * factors[j];
+    products_[i] /= factors[i];
+    coefficients_[i] *= factors[i];
+  }
+  for (const Seen& seen : surprises) {
+    const double expected = predict(of(seen)).value_or(0);
+    if (expected > 0) forget(of(seen), kKept / (expected * expected));
+  }
+}
+
+// What is known of the time that these features take together.
+Fit::Told Fit::told(Features features) const {
+  Told out;
+  Vector found{};
+  std::array<std::size_t, kMost> used{};
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < size_; ++i)
+    if (squares_[i][i] > 0) out.features[i] = features[i], used[count++] = i;
+  solve_for({used.data(), count}, out.features, found.data());
+  double variance = 0;
+  for (std::size_t a = 0; a < count; ++a) {
+    variance += found[a] * features[used[a]];
+    out.seconds += found[a] * products_[used[a]];
+  }
+  if (variance > 0 && std::isfinite(1 / variance)) out.information = 1 / variance;
+  return out;
+}
+
+// Of what is known of the time that these features take together keeps no more than `most`; what is known beside it
+// stays.
+void Fit::forget(Features features, double most) {
+  const Told known = told(features);
+  const double ridge = *std::max_element(ridge_.begin(), ridge_.end());
+  // Short of all of it, for what is left is to have an inverse, with the ridge that goes with it.
+  const double less = std::min(known.information - most, known.information / (1 + 2 * ridge));
+  if (!(less > 0)) return;
+  for (std::size_t i = 0; i < size_; ++i) {
+    for (std::size_t j = 0; j < size_; ++j) squares_[i][j] -= less * known.features[i] * known.features[j];
+    products_[i] -= less * known.features[i] * known.seconds;
   }
 }
 
 void Fit::add(Features features, double seconds, double weight) {
-  weight_ = weight_ * decay_ + 1.0;
+  forget(features, memory_ * weight);
   for (std::size_t i = 0; i < size_; ++i) {
-    for (std::size_t j = 0; j < size_; ++j)
-      squares_[i][j] = squares_[i][j] * decay_ + weight * features[i] * features[j];
-    products_[i] = products_[i] * decay_ + weight * features[i] * seconds;
+    for (std::size_t j = 0; j < size_; ++j) squares_[i][j] += weight * features[i] * features[j];
+    products_[i] += weight * features[i] * seconds;
   }
 }
 
@@ -143,7 +202,7 @@ void Fit::solve() {
     if (squares_[i][i] > 0) used[count++] = i;
   for (; count != 0; --count) {
     double found[kMost];
-    solve_for({used.data(), count}, found);
+    solve_for({used.data(), count}, products_, found);
     const std::size_t worst = static_cast<std::size_t>(std::min_element(found, found + count) - found);
     if (found[worst] >= 0) {
       coefficients_ = {};
@@ -157,7 +216,7 @@ void Fit::solve() {
 }
 
 // Gaussian elimination of the normal equations in these features, each scaled to a diagonal of one.
-void Fit::solve_for(std::span<const std::size_t> used, double* values) const {
+void Fit::solve_for(std::span<const std::size_t> used, const Vector& right, double* values) const {
   const std::size_t n = std::min(used.size(), kMost);
   Vector scale{};
   std::array<std::array<double, kMost + 1>, kMost> rows{};
@@ -165,7 +224,7 @@ void Fit::solve_for(std::span<const std::size_t> used, double* values) const {
   for (std::size_t a = 0; a < n; ++a) {
     for (std::size_t b = 0; b < n; ++b)
       rows[a][b] = squares_[used[a]][used[b]] * scale[a] * scale[b] + (a == b ? ridge_[used[a]] : 0.0);
-    rows[a][n] = products_[used[a]] * scale[a];
+    rows[a][n] = right[used[a]] * scale[a];
   }
   for (std::size_t column = 0; column < n; ++column) {  // positive definite by the ridge: no pivoting needed
     for (std::size_t below = column + 1; below < n; ++below) {

@@ -19,7 +19,7 @@ class Fit {
   using Features = std::span<const double>;
 
   // Throws std::invalid_argument for what the documentation does not allow; so does seed.
-  Fit(std::span<const double> ridge, double memory, std::size_t window);
+  Fit(std::span<const double> ridge, double memory, std::size_t window, bool kinds = false);
 
   std::optional<double> predict(Features features) const;
   bool observe(Features features, double seconds);  // false: that was no time, or of nothing
@@ -38,22 +38,32 @@ class Fit {
     double residual = 0;  // log of actual over predicted
   };
 
-  bool level_changed();
+  struct Told {
+    Vector features{};       // without those that were never seen
+    double seconds = 0;      // that they take
+    double information = 0;  // the inverse of the variance of that
+  };
+
+  std::size_t kind(Features features) const;
+  bool explains(Features features, double seconds, double scale);
+  bool level_changed(std::vector<Seen>& recent);
   double residual(const Seen& seen) const;
   void rescale(double factor, std::span<const Seen> surprises);
+  Told told(Features features) const;
+  void forget(Features features, double most);
   void add(Features features, double seconds, double weight);
   void solve();
-  void solve_for(std::span<const std::size_t> used, double* values) const;
+  void solve_for(std::span<const std::size_t> used, const Vector& right, double* values) const;
   Features of(const Seen& seen) const { return {seen.features.data(), size_}; }
 
   std::size_t size_;
   std::size_t window_;
-  double decay_;
+  bool kinds_;
+  double memory_;  // observations that are kept of what one tells of, before it is added
   Vector ridge_{};
-  std::array<Vector, kMost> squares_{};  // decayed Σ weight · feature · feature
-  Vector products_{};                    // decayed Σ weight · feature · seconds
-  double weight_ = 0;                    // decayed number of observations in them
-  std::vector<Seen> recent_;             // the last ones
+  std::array<Vector, kMost> squares_{};          // Σ weight · feature · feature, less what was forgotten
+  Vector products_{};                            // Σ weight · feature · seconds, likewise
+  std::array<std::vector<Seen>, kMost> recent_;  // the last ones of each kind
   Vector coefficients_{};
   bool known_ = false;
   std::uint64_t observations_ = 0;
