@@ -125,7 +125,7 @@ void CostModel::completed(const Completion& done) {
     } else {  // it was fed by the hop before, and idle in between
       lane.ended = std::max(lane.ended, hop.ended_s);
       const double features[] = {0.0, static_cast<double>(hop.carried)};
-      lane.fit.observe(features, hop.busy_s);
+      lane.observe(features, hop.busy_s);
     }
   }
 }
@@ -142,7 +142,12 @@ void CostModel::LaneCosts::learn(std::uint64_t size, double started_s, double en
   if (!found_idle) size += pending;
   began = started_s, ended = ended_s, pending = 0;
   const double features[] = {found_idle ? 1.0 : 0.0, static_cast<double>(size)};
-  fit.observe(features, seconds);
+  observe(features, seconds);
+}
+
+void CostModel::LaneCosts::observe(Fit::Features features, double seconds) {
+  const bool is_first = !fit.known();
+  if (fit.observe(features, seconds)) only = is_first ? std::optional(seconds) : std::nullopt;
 }
 
 void CostModel::overran(std::span<const Ticket> tickets, double now) {
@@ -161,7 +166,9 @@ void CostModel::overran(std::span<const Ticket> tickets, double now) {
   LaneCosts& lane = at(*name);
   const double seconds = now - std::max(lane.ended, first), features[] = {1.0, static_cast<double>(size)};
   const std::optional<double> expected = lane.fit.predict(features);
-  if (!expected || seconds > *expected) lane.fit.observe(features, seconds);
+  if (expected && seconds <= *expected) return;
+  lane.fit.observe(features, seconds);
+  lane.only.reset();
 }
 
 void CostModel::observe_prefill(std::uint64_t new_tokens, std::uint64_t context, double seconds) {
@@ -171,6 +178,13 @@ void CostModel::observe_prefill(std::uint64_t new_tokens, std::uint64_t context,
 }
 
 // ---- predicting --------------------------------------------------------------------------------------------------
+
+// One transfer does not tell a fixed cost from a rate. Until a second has, whichever takes less: a load teaches, and
+// one that overruns is cut, while one that is not made would leave it at that.
+double CostModel::LaneCosts::takes(double bytes) const {
+  const double seconds = fit.coefficients()[0] + fit.coefficients()[1] * bytes;
+  return only ? std::min(seconds, *only) : seconds;
+}
 
 double CostModel::LaneCosts::occupied(std::uint64_t ahead, double now) const {
   if (ahead == 0) return 0;
@@ -194,11 +208,10 @@ std::optional<double> CostModel::load(Path path, std::size_t blocks, double now,
   const int hops = lanes_of(path, lanes);
   double slowest = 0, rest = 0;
   for (int hop = 0; hop < hops; ++hop) {
-    const Fit& fit = at(lanes[hop]).fit;
-    if (!fit.known()) return std::nullopt;
-    const double fixed = fit.coefficients()[0], page = fit.coefficients()[1] * static_cast<double>(page_bytes_);
-    const double whole = queue_wait(lanes[hop], now, priority) + fixed + page * static_cast<double>(blocks);
-    const double one = fixed + page;
+    const LaneCosts& lane = at(lanes[hop]);
+    if (!lane.fit.known()) return std::nullopt;
+    const double page = static_cast<double>(page_bytes_), one = lane.takes(page);
+    const double whole = queue_wait(lanes[hop], now, priority) + lane.takes(page * static_cast<double>(blocks));
     if (whole > slowest) {
       if (slowest != 0) rest += std::min(one, slowest);
       slowest = whole;
@@ -251,6 +264,7 @@ void CostModel::seed_lane(Lane lane, double fixed_s, double bytes_per_s) {
                                 " bytes/s; accepted: 0 or more seconds, more than 0 bytes/s");
   const double coefficients[] = {std::max(fixed_s, kNearZero), 1.0 / bytes_per_s};
   at(lane).fit.seed(coefficients);
+  at(lane).only.reset();
 }
 
 void CostModel::seed_prefill(std::span<const double> coefficients, std::uint64_t pass_tokens) {
@@ -263,7 +277,7 @@ void CostModel::recall(const CostModel& other) {
   for (int index = 0; index < kLanes; ++index) {
     LaneCosts& lane = lanes_[index];
     const LaneCosts& heard = other.lanes_[index];
-    lane.fit = heard.fit;
+    lane.fit = heard.fit, lane.only = heard.only;
     lane.began = heard.began, lane.ended = heard.ended;
     lane.seen = heard.seen, lane.pending = heard.pending;
   }

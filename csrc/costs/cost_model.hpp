@@ -54,11 +54,14 @@ class CostModel {
   struct LaneCosts {
     LaneCosts();
     bool idle() const;
+    double takes(double bytes) const;                        // found idle
     double occupied(std::uint64_t ahead, double now) const;  // seconds until so many bytes under way have passed
     void learn(std::uint64_t size, double started_s, double ended_s);
+    void observe(Fit::Features features, double seconds);
 
-    Fit fit;           // of whether it was found idle, and bytes
-    double began = 0;  // of the transfer that ended last
+    Fit fit;                     // of whether it was found idle, and bytes
+    std::optional<double> only;  // what the only transfer took, while there was no other
+    double began = 0;            // of the transfer that ended last
     double ended = 0;
     double busy_since = 0;
     std::uint64_t queued[kPriorities] = {};  // bytes under way

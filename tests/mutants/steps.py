@@ -21,6 +21,7 @@ STALL = (
     "::test_a_stalled_operation_changes_little_and_a_changed_drive_is_believed_the_second_time"
 )
 FORGOTTEN = "tests/unit/test_costmodel.py::test_what_it_took_long_ago_is_forgotten"
+REGIONS = "tests/unit/test_cost_regions.py"
 TOGETHER = "tests/unit/test_gathering.py::test_blocks_are_told_together_when_they_are_many_or_have_waited_some_steps"
 STORED = "tests/unit/test_gathering.py::test_what_waits_is_stored_before_nothing_holds_it"
 BEHIND = "tests/unit/test_gathering.py::test_what_waits_is_copied_behind_the_stream_that_it_was_computed_on"
@@ -115,10 +116,47 @@ PLANTED = (
         kind="a speed is believed too fast or too long",
         name="nothing is forgotten",
         file="csrc/costs/fit.cpp",
-        old="decay_(1.0 - 1.0 / memory)",
-        new="decay_(memory / memory)",
+        old="memory_(memory - 1)",
+        new="memory_(1e6 * memory)",
         says="what it took long ago still counts",
         tests=(FORGOTTEN,),
+    ),
+    Planted(
+        kind="a speed is believed too fast or too long",
+        name="all is forgotten alike, whatever is observed",
+        file="csrc/costs/fit.cpp",
+        old="  forget(features, memory_ * weight);\n",
+        new="  for (Vector& row : squares_)\n    for (double& x : row) x *= memory_ / (memory_ + 1);\n"
+        "  for (double& x : products_) x *= memory_ / (memory_ + 1);\n",
+        says="the long ones were forgotten|what other sizes take was forgotten",
+        tests=(REGIONS,),
+    ),
+    Planted(
+        kind="a speed is believed too fast or too long",
+        name="a time that nothing was known of is a surprise",
+        file="csrc/costs/fit.cpp",
+        old="if (kinds_ && surprises &&",
+        new="if (kinds_ && surprises && seconds < 0 &&",
+        says="long passes were told of by tails wrongly",
+        tests=(f"{REGIONS}::test_long_passes_of_one_size_alone_are_told_apart_by_the_tails_that_follow",),
+    ),
+    Planted(
+        kind="a speed is believed too fast or too long",
+        name="long passes are outvoted by short ones",
+        file="csrc/costs/fit.cpp",
+        old="std::vector<Seen>& recent = recent_[kind(features)];",
+        new="std::vector<Seen>& recent = recent_[0];",
+        says="long passes",
+        tests=("tests/unit/test_costmodel_memory.py::test_what_has_really_changed_is_followed",),
+    ),
+    Planted(
+        kind="a speed is believed too fast or too long",
+        name="the first load is taken for a rate",
+        file="csrc/costs/cost_model.cpp",
+        old="return only ? std::min(seconds, *only) : seconds;",
+        new="return seconds;",
+        says="the first load was taken for a rate",
+        tests=(f"{REGIONS}::test_a_slow_first_load_is_not_taken_for_a_rate",),
     ),
     Planted(
         kind="what is computed is not told",
