@@ -44,13 +44,12 @@ bool Fit::observe(Features features, double seconds) {
   if (!(seconds > kLeast && seconds <= kGreatest) || !something || !amounts) return false;
   ++observations_;
   double expected = predict(features).value_or(0);
-  const bool surprises = expected != 0 && std::abs(std::log(seconds / expected)) > kClip;
-  if (kinds_ && surprises && explains(features, seconds, std::max(expected, seconds))) return true;
   if (expected != 0) {
-    std::vector<Seen>& recent = recent_[kind(features)];
-    if (recent.size() == window_) recent.erase(recent.begin());
     Seen seen{{}, seconds, std::log(seconds / expected)};
     std::copy(features.begin(), features.end(), seen.features.begin());
+    if (kinds_ && std::abs(seen.residual) > kClip && explains({&seen, 1})) return true;
+    std::vector<Seen>& recent = recent_[kind(features)];
+    if (recent.size() == window_) recent.erase(recent.begin());
     recent.push_back(seen);
     if (level_changed(recent)) {
       expected = predict(features).value_or(0);
@@ -72,14 +71,20 @@ std::size_t Fit::kind(Features features) const {
   return most;
 }
 
-// Learns it as it is, if it can be explained together with what is known: nothing like it was seen before.
-bool Fit::explains(Features features, double seconds, double scale) {
+// Learns them as they are, if most can be explained together with what is known, or for the better part, being noise as
+// well: nothing like them was seen before.
+bool Fit::explains(std::span<const Seen> news) {
   const auto squares = squares_;
   const Vector products = products_, coefficients = coefficients_;
-  add(features, seconds, std::pow(scale, -2.0));
+  for (const Seen& seen : news) {
+    const double scale = std::max(predict(of(seen)).value_or(0), seen.seconds);
+    add(of(seen), seen.seconds, std::pow(scale, -2.0));
+  }
   solve();
-  const double expected = predict(features).value_or(0);
-  if (expected != 0 && std::abs(std::log(seconds / expected)) <= kClip) return true;
+  const auto explained = [this](const Seen& seen) {
+    return std::abs(residual(seen)) <= std::max(kClip, std::abs(seen.residual) / 2);
+  };
+  if (2 * std::count_if(news.begin(), news.end(), explained) > std::ssize(news)) return true;
   squares_ = squares, products_ = products, coefficients_ = coefficients;
   return false;
 }
@@ -116,12 +121,14 @@ bool Fit::level_changed(std::vector<Seen>& recent) {
   std::vector<Seen> agree;
   std::copy_if(recent.begin(), recent.end(), std::back_inserter(agree),
                [level](const Seen& seen) { return seen.residual * level > 0 && std::abs(seen.residual) > kClip; });
-  rescale(std::exp(level), agree);
   const Seen& newest = recent.back();  // is added by who asks
   const bool newest_agrees = newest.residual * level > 0 && std::abs(newest.residual) > kClip;
-  if (newest_agrees) agree.pop_back();
-  for (const Seen& seen : agree) add(of(seen), seen.seconds, std::pow(seen.seconds, -2.0));
-  solve();
+  const std::span<const Seen> earlier(agree.data(), agree.size() - (newest_agrees ? 1 : 0));
+  if (!kinds_ || !explains(earlier)) {
+    rescale(std::exp(level), agree);
+    for (const Seen& seen : earlier) add(of(seen), seen.seconds, std::pow(seen.seconds, -2.0));
+    solve();
+  }
   for (std::vector<Seen>& each : recent_)
     for (Seen& seen : each) seen.residual = residual(seen);
   return true;

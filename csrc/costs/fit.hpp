@@ -45,7 +45,7 @@ class Fit {
   };
 
   std::size_t kind(Features features) const;
-  bool explains(Features features, double seconds, double scale);
+  bool explains(std::span<const Seen> news);
   bool level_changed(std::vector<Seen>& recent);
   double residual(const Seen& seen) const;
   void rescale(double factor, std::span<const Seen> surprises);

@@ -93,13 +93,13 @@ def test_long_passes_of_one_size_alone_are_told_apart_by_the_tails_that_follow(n
 def test_a_changed_speed_is_followed_in_the_sizes_that_come(
     speed: str, change: float, coefficients: int, seed: int
 ) -> None:
-    """Within 20 tails for tails, and within four prompts of four passes, one in 40 requests, for those."""
+    """Within 32 tails for tails, and within eight prompts of four passes, one in 40 requests, for those."""
     engine = learnt(speed, 0.05, seed)
     engine.tails(1000)
     engine.speed = tuple(c * change if i < coefficients else c for i, c in enumerate(engine.speed))
-    engine.tails(20)
+    engine.tails(32)
     assert 1 / 1.4 < engine.off(8, 4096) < 1.4, f"seed {seed}"
-    for _ in range(4):
+    for _ in range(8):
         engine.tails(39)
         engine.prompt(8192)
     assert 1 / 1.4 < engine.off(8192) < 1.4, f"seed {seed}"
