@@ -8,12 +8,12 @@ Least squares of the *relative* error. What is known of the time that an observa
 Automatica 23, 1987). So nothing is forgotten of large ones while only small ones come: were all forgotten alike, soon
 no observation would tell what is fixed and what grows. Robust twofold:
 
-- a surprise, more than 1.5 × away from what was predicted, counts as 1.5 × away (the pseudo-observations of Huber's
-  M-estimator, 1964), so that one stalled I/O changes little;
-- the median of the last ``window`` residuals (Tukey's running median, 1977) says whether the level itself has changed:
-  of three, one surprise cannot move it, two do. Then what was known is rescaled at once and what it says of the
-  surprises counts little from there on, and those that agreed count as they were: what has become slower may be one
-  coefficient alone, such as the rate of a drive whose fixed cost is what it was.
+- an observation weighs by the larger of what was predicted and what it took, so that one stalled I/O, however long,
+  changes next to nothing (the redescending weights of robust regression, e.g. Hampel et al., Robust Statistics, 1986);
+- the median of the last ``window`` residuals (Tukey's running median, 1977) says whether the level itself has changed,
+  by more than 1.5 ×: of three, one surprise cannot move it, two do. Then what was known is rescaled at once and what it
+  says of the surprises counts little from there on, and those that agreed count as they were: what has become slower
+  may be one coefficient alone, such as the rate of a drive whose fixed cost is what it was.
 
 ``kinds``: what is observed is of several kinds, each made up of another feature for the most part, and of one the
 others tell little. So each has a window of its own; and what is unlike anything seen, and explained by other

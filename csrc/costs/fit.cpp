@@ -9,8 +9,8 @@
 namespace kvtier {
 namespace {
 
-const double kClip = std::log(1.5);  // of the log of actual over predicted, from where an observation is a surprise
-constexpr std::uint64_t kYoung = 8;  // observations up to which each is solved for; from then on one in so many
+const double kSurprise = std::log(1.5);  // of the log of actual over predicted, from where an observation is one
+constexpr std::uint64_t kYoung = 8;      // observations up to which each is solved for; from then on one in so many
 // Observations that what was known counts as, when the level has changed: its shape, until others tell.
 constexpr double kKept = 0.25;
 // Amounts and times beyond these are none, and the squares of their quotients would be no numbers any more.
@@ -47,7 +47,7 @@ bool Fit::observe(Features features, double seconds) {
   if (expected != 0) {
     Seen seen{{}, seconds, std::log(seconds / expected)};
     std::copy(features.begin(), features.end(), seen.features.begin());
-    if (kinds_ && std::abs(seen.residual) > kClip && explains({&seen, 1})) return true;
+    if (kinds_ && std::abs(seen.residual) > kSurprise && explains({&seen, 1})) return true;
     std::vector<Seen>& recent = recent_[kind(features)];
     if (recent.size() == window_) recent.erase(recent.begin());
     recent.push_back(seen);
@@ -56,9 +56,7 @@ bool Fit::observe(Features features, double seconds) {
       if (expected == 0) expected = seconds;
     }
   }
-  const double scale = std::max(expected, seconds);
-  if (expected != 0) seconds = expected * std::exp(std::clamp(std::log(seconds / expected), -kClip, kClip));
-  add(features, seconds, std::pow(scale, -2.0));
+  add(features, seconds, std::pow(std::max(expected, seconds), -2.0));
   if (observations_ < kYoung || observations_ % kYoung == 0) solve();
   return true;
 }
@@ -82,7 +80,7 @@ bool Fit::explains(std::span<const Seen> news) {
   }
   solve();
   const auto explained = [this](const Seen& seen) {
-    return std::abs(residual(seen)) <= std::max(kClip, std::abs(seen.residual) / 2);
+    return std::abs(residual(seen)) <= std::max(kSurprise, std::abs(seen.residual) / 2);
   };
   if (2 * std::count_if(news.begin(), news.end(), explained) > std::ssize(news)) return true;
   squares_ = squares, products_ = products, coefficients_ = coefficients;
@@ -117,12 +115,12 @@ bool Fit::level_changed(std::vector<Seen>& recent) {
   const auto middle = residuals.begin() + static_cast<std::ptrdiff_t>(window_ / 2);
   std::nth_element(residuals.begin(), middle, residuals.end());
   const double level = *middle;
-  if (std::abs(level) <= kClip) return false;
+  if (std::abs(level) <= kSurprise) return false;
   std::vector<Seen> agree;
   std::copy_if(recent.begin(), recent.end(), std::back_inserter(agree),
-               [level](const Seen& seen) { return seen.residual * level > 0 && std::abs(seen.residual) > kClip; });
+               [level](const Seen& seen) { return seen.residual * level > 0 && std::abs(seen.residual) > kSurprise; });
   const Seen& newest = recent.back();  // is added by who asks
-  const bool newest_agrees = newest.residual * level > 0 && std::abs(newest.residual) > kClip;
+  const bool newest_agrees = newest.residual * level > 0 && std::abs(newest.residual) > kSurprise;
   const std::span<const Seen> earlier(agree.data(), agree.size() - (newest_agrees ? 1 : 0));
   if (!kinds_ || !explains(earlier)) {
     rescale(std::exp(level), agree);
@@ -151,9 +149,10 @@ void Fit::rescale(double factor, std::span<const Seen> surprises) {
   const double most = largest != 0 ? largest : 1.0;
   for (std::size_t i = 0; i < size_; ++i)  // above zero, also where next to nothing is left
     factors[i] = std::max(1.0 + (factor - 1.0) * shares[i] / most, std::min(factor, 1.0));
+  const double kept = kinds_ ? 1.0 : kKept / (memory_ + 1);  // of another kind they tell little
   for (std::size_t i = 0; i < size_; ++i) {
-    for (std::size_t j = 0; j < size_; ++j) squares_[i][j] /= factors[i] * factors[j];
-    products_[i] /= factors[i];
+    for (std::size_t j = 0; j < size_; ++j) squares_[i][j] *= kept / (factors[i] * factors[j]);
+    products_[i] *= kept / factors[i];
     coefficients_[i] *= factors[i];
   }
   for (const Seen& seen : surprises) {

@@ -65,11 +65,13 @@ def test_a_lane_s_fixed_cost_and_rate_are_learnt_through_noise_and_stalls(seed: 
     rng = random.Random(seed)
     model = CostModel(PAGE)
     drive = Drive(model, 2e9, 3e-4, rng)
-    for _ in range(300):
+    off = dict.fromkeys((1, 8, 128), 0)
+    for number in range(400):
         drive.move(rng.choice([1, 2, 8, 32, 128]))
-    for blocks in (1, 8, 128):
-        true = 3e-4 + blocks * PAGE / 2e9
-        assert true / 1.6 < model.load(STAGE, blocks, drive.now) < 1.6 * true, f"seed {seed}, {blocks} blocks"
+        for blocks in off:
+            true = 3e-4 + blocks * PAGE / 2e9
+            off[blocks] += number >= 300 and not true / 1.6 < model.load(STAGE, blocks, drive.now) < 1.6 * true
+    assert max(off.values()) <= 33, f"seed {seed}: {off}"  # two of three that stalled are believed, for a while
 
 
 def test_one_size_alone_is_read_as_a_rate() -> None:
