@@ -31,8 +31,11 @@ __all__ = [
     "DEVICE",
     "DISK",
     "HOST",
+    "NOTHING",
+    "NO_IDS",
     "NO_NODE",
     "NO_SLOT",
+    "NO_TIERS",
     "POLICIES",
     "Catalog",
     "Match",
@@ -94,10 +97,11 @@ class Match:
     slots: Slots  # in that tier
     filling: NDArray[np.uint64]  # the ticket that is filling a still faster tier, or 0
 
-    @classmethod
-    def nothing(cls) -> Match:
-        none = np.empty(0, np.uint32)
-        return cls(0, none, np.empty(0, np.uint8), none, np.empty(0, np.uint64))
+
+NO_IDS = np.empty(0, np.uint32)
+NO_TIERS = np.empty(0, np.uint8)
+NOTHING = Match(0, NO_IDS, NO_TIERS, NO_IDS, np.empty(0, np.uint64))
+"""Of a prompt that nobody has seen before. Made once, as what it is made of: arrays are slow to make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +207,17 @@ class Catalog:
             _U64 if limit is None else _number("limit", limit, _U64),
         )
         return Match(hit, nodes, tiers, slots, filling)
+
+    def find(self, space: bytes, generation: int, growing: _core.Growing, limit: int | None = None) -> Match:
+        """:meth:`match` of a request's content below the :meth:`root` of its namespace, in a catalog of content labels.
+        The last token is never part of it.
+
+        Where there is no room for such a root nothing is found, and the request is not ``cacheable``.
+        """
+        if self.labels != "content":
+            self._require_content()
+        found = self.native.find(space, generation, growing, limit)
+        return NOTHING if found is None else Match(*found)
 
     def peek(self, roots: Sequence[int], labels: ArrayLike) -> tuple[int, ...]:
         """How many blocks of the hit prefix each tier would serve, indexed by ``Tier``. Leases and touches nothing."""

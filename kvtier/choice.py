@@ -35,6 +35,7 @@ __all__ = [
     "Weighed",
     "choose",
     "is_synchronous",
+    "nothing",
     "split",
 ]
 
@@ -77,6 +78,11 @@ class Choice(NamedTuple):
         return self.blocks < self.found and not self.front
 
 
+def nothing(model: CostModel, tokens: int) -> Choice:
+    """Of a prompt of so many tokens no block was found."""
+    return Choice(0, 0, 0.0, model.recompute(tokens, 0), None, None, "")
+
+
 def choose(
     model: CostModel,
     tiers: npt.NDArray[np.uint8],
@@ -93,10 +99,13 @@ def choose(
     faster one, or 0. Where a speed is unknown everything is loaded: that is what a cache is for, and how it is learnt.
     ``foreign``: the device is the engine's own, and what others bring there is in host memory for this request.
     """
-    found, runs = len(tiers), _runs(model, tiers, filling, foreign)
+    found = len(tiers)
+    if not found:
+        return nothing(model, tokens)
+    runs = _runs(model, tiers, filling, foreign)
     if not runs:
-        why = "all of it is on the device" if found else ""
-        return Choice(found, found, 0.0, model.recompute(tokens - found * block, found * block), None, None, why)
+        rest = model.recompute(tokens - found * block, found * block)
+        return Choice(found, found, 0.0, rest, None, None, "all of it is on the device")
     first = runs[0].first
     all_computed = model.recompute(tokens - first * block, first * block)
     whole = _load(model, runs, first, found, now)

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier import _core
-from kvtier.catalog import DEVICE, Catalog
 from kvtier.content import as_tokens
 from kvtier.sequence import State
 
@@ -34,21 +33,21 @@ Made: TypeAlias = "Mapping[str, int | Iterable[int] | npt.NDArray[np.integer]]"
 
 class Decoding:
     """Of ``requests`` those that run, in blocks of ``block_size``. ``grow`` gives one more of them, as far as there is
-    room: :meth:`kvtier.loading.Loader.grow`."""
+    room: :meth:`kvtier.loading.Loader.grow`; ``running`` are those that run."""
 
     def __init__(
         self,
         requests: Requests,
         gathering: Gathering,
         grow: Callable[[Sequence, int], bool],
-        catalog: Catalog,
+        running: _core.Decoding,
         block_size: int,
     ) -> None:
         self._requests = requests
         self._gathering = gathering
         self._grow = grow
         self._block = block_size
-        self._native = _core.Decoding(catalog.native, DEVICE, block_size)  # of running requests only
+        self._native = running
 
     def advance(self, made: Made) -> dict[str, list[int] | None]:
         """The tokens that each had are computed, and these are those that follow; returns the slots by which tables
@@ -83,7 +82,7 @@ class Decoding:
         self._native.clear()
 
     def _checked(self, made: Made) -> dict[str, list[int]]:
-        """The same, found right: of running requests, which are known from then on, and in plain numbers."""
+        """The same, found right: of running requests, and in plain numbers."""
         if not isinstance(made, Mapping):
             raise ValueError(f"tokens: {made!r}; accepted: token ids by request id")
         plain = {}
@@ -93,6 +92,4 @@ class Decoding:
                 raise ValueError(f"request_id: {request_id!r} is {sequence.state.value}; only a ready request computes")
             some = [tokens] if isinstance(tokens, (int, np.integer)) else tokens
             plain[request_id] = as_tokens(some, f"tokens[{request_id!r}]").tolist()
-        for request_id in plain:
-            self._native.begin(request_id, self._requests.known(request_id).growing)
         return plain

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtier.catalog import PageStatus, Tier
+from kvtier.catalog import PageStatus
 from kvtier.choice import Progress, Watch
 from kvtier.foreign import Loaded, Loading
+from kvtier.sequence import tokens_by_tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,15 +31,9 @@ if TYPE_CHECKING:
     from kvtier.placement import Bringing, Placement
     from kvtier.stats import Counts
 
-__all__ = ["ForeignLoads", "tokens_by_tier"]
+__all__ = ["ForeignLoads"]
 
 STEP_PATIENCE = 1.0  # seconds that a step is held for a load whose prediction was wrong
-
-
-def tokens_by_tier(tiers: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], block: int = 1) -> dict[str, int]:
-    """Of blocks found in ``tiers``, uint8 [blocks], how many tokens each tier has."""
-    counts = np.bincount(tiers, minlength=len(Tier))
-    return {tier.name.lower(): int(counts[tier]) * block for tier in Tier if counts[tier]}
 
 
 class ForeignLoads:

@@ -95,7 +95,6 @@ class Gathering:
         if not self.waiting:
             return
         waiting, self.waiting, self._count, self._steps = dict.fromkeys(self.waiting), [], 0, 0
-        self._placement.catch_up()  # what has arrived meanwhile may be evicted for these
         new = self._lookup.index(self._requests[request_id] for request_id in waiting)
         if new:
             self._placement.on_computed(new, behind=self._behind)

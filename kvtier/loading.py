@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtier.catalog import DEVICE, Catalog, Residency, Tier
+from kvtier.catalog import DEVICE, NO_IDS, Catalog, Residency, Tier
 from kvtier.sequence import Loaded, Sequence, State, Tail
 from kvtier.tail import TailLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from kvtier import _core
     from kvtier.config import CacheConfig
     from kvtier.layers import Layers
     from kvtier.lookup import Lookup
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Loader"]
 
-_RUNNING = State.RUNNING
+_MATCHED, _RUNNING = State.MATCHED, State.RUNNING
 
 
 class Loader:
@@ -45,9 +46,11 @@ class Loader:
         lookup: Lookup,
         policy: LoadPolicy,
         counts: Counts,
+        running: _core.Decoding,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
+        self._lease_seconds = config.lease_seconds
         self._block = config.block_size
         self._catalog = catalog
         self._placement = placement
@@ -62,29 +65,32 @@ class Loader:
         """By id, who computes a front while what is behind it loads."""
         self.heeds = (self._loading, self._matched, self.racing)
         """While one of these holds something ``advance`` has something to look at."""
+        self._running = running
         self.layers: Layers | None = None
         """Where the engine computes the first layers while the others load."""
 
     # ---- the promise ---------------------------------------------------------------------------------------------
 
     def promise(self, sequence: Sequence) -> int:
-        """Put ``sequence`` into state MATCHED, holding what it shall get of its prefix; returns blocks."""
+        """Put ``sequence``, new or preempted, into state MATCHED, holding what it shall get of its prefix; returns
+        blocks."""
         sequence.choice = None
         self._choose(sequence, None)
-        sequence.offered = sequence.promised
-        sequence.growing.clear()
-        sequence.private = np.empty(0, np.uint32)
-        sequence.state = State.MATCHED
+        sequence.offered = offered = sequence.promised
+        sequence.state = _MATCHED
         sequence.broken = sequence.failed = False
         sequence.cuts = ()
-        sequence.expires = self._clock() + self._config.lease_seconds
+        sequence.expires = self._clock() + self._lease_seconds
         self._matched[sequence.request_id] = sequence
-        return sequence.promised
+        return offered
 
     def _choose(self, sequence: Sequence, limit: int | None) -> None:
         """Lease what shall be loaded of the prefix; what follows it is to be computed."""
         match = self._lookup.match(sequence, limit)
         choice = self._policy.decide(sequence, match)
+        if not match.hit:
+            sequence.take_nothing()
+            return
         hold = choice.found if choice.front else choice.blocks
         if hold < match.hit:  # a lease on what is not promised would end with the request only
             match = self._lookup.match(sequence, limit=hold)
@@ -109,22 +115,26 @@ class Loader:
         """The request leaves the device or ends: let go of all that it holds, and stop what can be stopped."""
         self._matched.pop(sequence.request_id, None)
         self._loading.pop(sequence.request_id, None)
-        self._tails.drop(sequence)
-        self._placement.cancel(sequence.tickets)
-        sequence.tickets.clear()
+        if sequence.tail is not None:
+            self._tails.drop(sequence)
+        if sequence.tickets:
+            self._placement.cancel(sequence.tickets)
+            sequence.tickets.clear()
         self._catalog.release(sequence.request)
 
     # ---- its way to the device -----------------------------------------------------------------------------------
 
     def table(self, sequence: Sequence) -> Slots:
         """The block table, uint32 [blocks]: shared slots, then private ones. Not final before RUNNING."""
-        if sequence.state is State.RUNNING:
-            return sequence.table
+        if sequence.state is _RUNNING:
+            return sequence.growing.slots()
         return np.concatenate([self._catalog.state(sequence.nodes)[0][:, Tier.DEVICE], sequence.private])
 
     def begin(self, sequence: Sequence, blocks: int) -> bool:
         """First allocation, for so many blocks in all or what was promised: private slots for what is to be computed,
         reserved ones for what is to be loaded. False, and nothing has changed: there is no room now."""
+        if not sequence.offered and not sequence.broken and sequence.tail is None:
+            return self._begin_bare(sequence, blocks)
         self._placement.catch_up()
         blocks = max(blocks, sequence.promised)
         if self._policy.is_stale(sequence):
@@ -149,6 +159,18 @@ class Loader:
             # Even when nothing can or shall be brought the engine hears of it by poll: it must not trust the promise.
             self._loading[sequence.request_id] = sequence
             self._bring(sequence, start=True)
+        return True
+
+    def _begin_bare(self, sequence: Sequence, blocks: int) -> bool:
+        """The same for one that was promised nothing: all of it is to be computed, in private slots."""
+        request_id, growing = sequence.request_id, sequence.growing
+        if not self._running.enter(request_id, growing, blocks):
+            self._placement.catch_up()  # what has been stored meanwhile may be evicted
+            if not self._running.enter(request_id, growing, blocks):
+                return False
+        del self._matched[request_id]
+        sequence.state = _RUNNING
+        self._policy.loads_nothing(sequence)
         return True
 
     def comes_by_layer(self, sequence: Sequence) -> bool:
@@ -274,9 +296,10 @@ class Loader:
             sequence.private = np.concatenate([sequence.private, more])
         shared = self._catalog.state(sequence.nodes)[0][:, Tier.DEVICE]
         sequence.growing.put(0, np.concatenate([shared, sequence.private]))
-        sequence.private = np.empty(0, np.uint32)
+        sequence.private = NO_IDS
         sequence.cached = blocks
         sequence.state = State.RUNNING
+        self._running.begin(sequence.request_id, sequence.growing)
         self._policy.ended(sequence, blocks)
         if sequence.tail is not None:
             self._tails.start(sequence)

@@ -46,19 +46,15 @@ class Lookup:
     def root(self, space: bytes) -> int | None:
         """None: more namespaces hold pages than the catalog can tell apart; this one has to do without."""
         try:
-            return self._catalog.root(space, 0, self._plane.generation(space))
+            return self._catalog.native.root(space, 0, self._plane.generation(space))
         except OverflowError:
             return None
 
     def match(self, sequence: Sequence, limit: int | None = None) -> Match:
         """Lease to the sequence the cached prefix of its tokens, of at most ``limit`` blocks, the last token never in
         it: that one is always left to compute."""
-        root = self.root(sequence.space)
-        sequence.cacheable = root is not None
-        if root is None:
-            return Match.nothing()
-        labels = sequence.content.labels(0, (sequence.num_tokens - 1) // self._block, self._block)
-        return self._catalog.match([root], labels, 0, sequence.request, limit)
+        space = sequence.space
+        return self._catalog.find(space, self._plane.generation(space), sequence.growing, limit)
 
     def index(self, computed: Iterable[Sequence]) -> list[int]:
         """Offer the catalog the first ``growing.noted`` blocks of each sequence, computed and in its slots; returns the

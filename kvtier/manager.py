@@ -14,14 +14,15 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtier import arguments
+from kvtier import _core, arguments
 from kvtier.arguments import whole, words
-from kvtier.catalog import Catalog, Tier
+from kvtier.catalog import DEVICE, NO_IDS, Catalog, Tier
 from kvtier.content import Content, as_media
 from kvtier.costmodel import CostModel
 from kvtier.decoding import Decoding
@@ -111,7 +112,10 @@ class CacheManager:
         self._counts = Counts()
         self._lookup = Lookup(self.catalog, plane, namespace, self._block)
         self.policy = LoadPolicy(config, self.catalog, self.placement, self.costs, clock)
-        self._loader = Loader(config, self.catalog, self.placement, self._lookup, self.policy, self._counts, clock)
+        running = _core.Decoding(self.catalog.native, DEVICE, self._block)
+        self._loader = Loader(
+            config, self.catalog, self.placement, self._lookup, self.policy, self._counts, running, clock
+        )
         self._requests = Requests()
         self._known, self._check_open = self._requests.known, self._requests.check_open
         self._sequences = self._requests.by_id
@@ -119,7 +123,7 @@ class CacheManager:
         self._gathering = Gathering(
             self._lookup, self.placement, self._sequences, self._loader.racing, hello.page_bytes, queues
         )
-        self._decoding = Decoding(self._requests, self._gathering, self._loader.grow, self.catalog, self._block)
+        self._decoding = Decoding(self._requests, self._gathering, self._loader.grow, running, self._block)
         self._numbers = count(SCRATCH + 1)  # the catalog's request ids
         self._prefetcher = Prefetcher(
             config, self.catalog, self.placement, self._lookup, self.costs, self._numbers.__next__, clock
@@ -163,7 +167,7 @@ class CacheManager:
         return self._match(sequence)
 
     def _match(self, sequence: Sequence) -> ComputedBlocks:
-        self._look()
+        self._gathering.flush()  # what has arrived since the last poll would add no block
         hit = self._loader.promise(sequence)
         self._sequences[sequence.request_id] = sequence
         found = sequence.tokens_by_tier(hit, self._block)
@@ -321,7 +325,7 @@ class CacheManager:
             self.placement.swap_out(sequence.nodes)
         self._loader.withdraw(sequence)
         sequence.state = State.PREEMPTED
-        sequence.private = sequence.nodes = np.empty(0, np.uint32)
+        sequence.private = sequence.nodes = NO_IDS
         sequence.growing.clear()
 
     def resume(self, request_id: str) -> ComputedBlocks:
@@ -365,7 +369,8 @@ class CacheManager:
         """
         whole("new_tokens", new_tokens, 1)
         whole("context", context)
-        arguments.seconds("seconds", seconds, 0)
+        if type(seconds) is not float or not 0.0 <= seconds < inf:
+            arguments.seconds("seconds", seconds, 0)
         self.costs.observe_prefill(new_tokens, context, seconds)
         if request_id is not None:
             self.policy.computed(request_id, new_tokens, seconds)

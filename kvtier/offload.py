@@ -36,13 +36,14 @@ from kvtier.choice import ONBOARD, Choice, choose, is_synchronous
 from kvtier.config import ConfigError
 from kvtier.costmodel import CostModel
 from kvtier.foreign import Blocks, ForeignRequest, Found, Hashes, Loaded, Loading
-from kvtier.foreign_loads import ForeignLoads, tokens_by_tier
+from kvtier.foreign_loads import ForeignLoads
 from kvtier.foreign_waits import ForeignWaits
 from kvtier.lookup import SCRATCH, Lookup
 from kvtier.placement import Placement, tier_specs
 from kvtier.prefetch import Prefetcher
 from kvtier.probe import Probes
 from kvtier.profile import Profile
+from kvtier.sequence import tokens_by_tier
 from kvtier.stats import CacheStats, Counts
 
 if TYPE_CHECKING:

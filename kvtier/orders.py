@@ -206,6 +206,7 @@ class DirectOrders(Orders):
     def __init__(self, catalog: Catalog, mover: Mover, traffic: _core.Traffic, *, spill: bool) -> None:
         super().__init__(traffic, spill=spill)
         self._native = _core.Orders(catalog.native, mover.native, traffic)
+        self._has_room = catalog.native.has_room
         self._has_news = mover.native.has_news  # looked at in each step
         self._mover = mover
         self._caught_up: dict[int, bool] = {}
@@ -239,6 +240,8 @@ class DirectOrders(Orders):
         """See :class:`Orders`."""
         assert device is None
         mover = self._mover
+        if not self._has_room(path[1], len(nodes)):
+            self.catch_up()  # what has arrived meanwhile may be evicted for these
         return self._native.store(
             path, nodes, cold, priority, mover.stream() if behind is None else behind, mover.crowded
         )

@@ -262,7 +262,7 @@ class Placement:
         ticket of what it led to, 0 for nothing."""
         if self._offload != "at_once" or not len(nodes):
             return 0
-        return self.store(OFFLOAD, nodes, device=device, behind=behind)
+        return self._orders.store(OFFLOAD, nodes, _BACKGROUND, device=device, behind=behind)
 
     def on_hit(self, nodes: Nodes, device: Slots | None = None) -> int:
         """Blocks are ready on the device and in use for a second time or more; returns as ``on_computed`` does."""

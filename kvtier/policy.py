@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtier.catalog import Catalog, Match, Residency, Tier
-from kvtier.choice import Choice, History, Outcome, Progress, Watch, choose, split
+from kvtier.choice import Choice, History, Outcome, Progress, Watch, choose, nothing, split
 from kvtier.probe import Probes
-from kvtier.sequence import Sequence, State
+from kvtier.sequence import Sequence, State, tokens_by_tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy.typing as npt
 
     from kvtier.config import CacheConfig
     from kvtier.costmodel import CostModel
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadPolicy"]
 
+_NONE: frozenset[int] = frozenset()
 _STALE = 5e-3  # seconds after which a choice is made again before loads are ordered; at once where others ordered some
 
 
@@ -65,9 +68,11 @@ class LoadPolicy:
 
     def decide(self, sequence: Sequence, match: Match) -> Choice:
         """How many of the found blocks to load, as things stand; ``match`` must still be leased."""
+        now = self._clock()
+        if not match.hit:  # nobody has seen it before, and nothing is to be weighed
+            return self._take(sequence, nothing(self._costs, sequence.num_tokens), now, match.tiers, _NONE)
         reach = self._placement.within_reach(match.tiers)
         tiers, filling = match.tiers[:reach], match.filling[:reach]
-        now = self._clock()
         if self.rule == "cost":
             choice = choose(self._costs, tiers, filling, sequence.num_tokens, self._block, now)
             if self.splits:
@@ -80,16 +85,21 @@ class LoadPolicy:
             lower = np.flatnonzero(tiers != Tier.DEVICE)
             blocks = int(lower[0]) if len(lower) else reach
             choice = Choice(blocks, reach, None, None, None, None, "the policy is never to load")
+        return self._take(sequence, choice, now, tiers, frozenset(filling[: choice.blocks].tolist()) - {0})
+
+    def _take(
+        self, sequence: Sequence, choice: Choice, now: float, tiers: npt.NDArray[np.uint8], fetched: frozenset[int]
+    ) -> Choice:
+        """This is the choice, for a request of which blocks were found in these ``tiers``."""
         again = sequence.choice is not None and sequence.state is State.MATCHED
         sequence.choice, sequence.chosen_at, sequence.chosen_after = choice, now, self.orders
-        sequence.fetched = frozenset(filling[: choice.blocks].tolist()) - {0}
-        outcome = self.history[sequence.request_id]
-        if outcome is not None and again:
+        sequence.fetched = fetched
+        outcome = self.history[sequence.request_id] if again else None
+        if outcome is not None:
             outcome.choice = choice
         else:
-            counts = np.bincount(tiers, minlength=len(Tier))
-            by_tier = {tier.name.lower(): int(counts[tier]) * self._block for tier in Tier if counts[tier]}
-            self.history[sequence.request_id] = Outcome(choice, self._block, sequence.num_tokens, by_tier)
+            found = tokens_by_tier(tiers, self._block)
+            self.history[sequence.request_id] = Outcome(choice, self._block, sequence.num_tokens, found)
         return choice
 
     def is_stale(self, sequence: Sequence) -> bool:
@@ -144,6 +154,12 @@ class LoadPolicy:
         return Progress(arrived, len(there), count - before, len(there) - count, orders)
 
     # ---- the account ---------------------------------------------------------------------------------------------
+
+    def loads_nothing(self, sequence: Sequence) -> None:
+        """It has its slots, and computes all of it."""
+        outcome = self.history[sequence.request_id]
+        if outcome is not None:
+            outcome.loaded_s, outcome.loaded_tokens = 0.0, 0
 
     def ended(self, sequence: Sequence, blocks: int) -> None:
         """So many blocks of the request are on the device now, and no more will come."""

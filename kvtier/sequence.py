@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier import _core
-from kvtier.catalog import Tier
+from kvtier.catalog import NO_IDS, NO_TIERS, Tier
 from kvtier.choice import Watch
 from kvtier.content import Content
 from kvtier.enums import direct
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kvtier.choice import Choice
 
-__all__ = ["ComputedBlocks", "Loaded", "Sequence", "State", "Tail"]
+__all__ = ["ComputedBlocks", "Loaded", "Sequence", "State", "Tail", "tokens_by_tier"]
 
 Slots = npt.NDArray[np.uint32]
 
@@ -105,11 +105,10 @@ class Sequence:
     content: Content
     expires: float = 0.0
     state: State = State.MATCHED
-    _nodes: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
-    origin: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    origin: npt.NDArray[np.uint8] = field(init=False)
     growing: _core.Growing = field(init=False)
     """Its tokens, once RUNNING its table, and the nodes that follow ``_nodes`` and are not joined with them yet."""
-    private: Slots = field(default_factory=lambda: np.empty(0, np.uint32))
+    private: Slots = field(init=False)
     tickets: set[int] = field(default_factory=set)
     cuts: tuple[int, ...] = ()
     waits: bool = False
@@ -124,8 +123,11 @@ class Sequence:
     fetched: frozenset[int] = frozenset()
     watch: Watch = field(init=False, repr=False)  # of its load, from its beginning on
     tail: Tail | None = None
+    _nodes: Slots = field(init=False)
 
     def __post_init__(self) -> None:
+        self._nodes = self.private = NO_IDS
+        self.origin = NO_TIERS
         self.growing = _core.Growing(self.content.native, self.request)
 
     @property
@@ -161,8 +163,8 @@ class Sequence:
 
     @property
     def promised(self) -> int:
-        """Blocks whose pages the lease holds, ready or on their way."""
-        return len(self.nodes)
+        """Blocks whose pages the lease holds, ready or on their way, before it runs."""
+        return len(self._nodes)
 
     @property
     def table(self) -> Slots:
@@ -173,12 +175,25 @@ class Sequence:
     def num_tokens(self) -> int:
         return len(self.content)
 
+    def take_nothing(self) -> None:
+        """Nothing was found for it."""
+        if len(self._nodes):
+            self.nodes = NO_IDS
+        self.origin, self.tail = NO_TIERS, None
+
     def forfeit(self) -> None:
         """The promise is gone: whatever the lease still holds, nothing of it may be read."""
-        self.nodes = np.empty(0, np.uint32)
+        self.nodes = NO_IDS
         self.broken = True
 
     def tokens_by_tier(self, blocks: int, block_size: int) -> dict[str, int]:
         """Tokens of the first ``blocks`` blocks by the tier that the match found them in."""
-        counts = np.bincount(self.origin[:blocks], minlength=len(Tier))
-        return {tier.name.lower(): int(counts[tier]) * block_size for tier in Tier if counts[tier]}
+        return tokens_by_tier(self.origin[:blocks], block_size) if blocks else {}
+
+
+def tokens_by_tier(tiers: npt.NDArray[np.uint8], block_size: int = 1) -> dict[str, int]:
+    """Tokens of blocks that come from these ``tiers``, by the tier's name."""
+    if not len(tiers):
+        return {}
+    counts = np.bincount(tiers, minlength=len(Tier))
+    return {tier.name.lower(): int(counts[tier]) * block_size for tier in Tier if counts[tier]}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtier.catalog import Catalog, Residency, Tier
-from kvtier.sequence import Loaded, Sequence, Tail
+from kvtier.sequence import Loaded, Sequence, Tail, tokens_by_tier
 
 if TYPE_CHECKING:
     from kvtier.placement import Placement
@@ -95,8 +95,7 @@ class TailLoader:
         # that page is of no use to anybody yet: so the others cannot be kept by `narrow`.
         self._catalog.hold_in(sequence.request, Tier.DEVICE)
         self.drop(sequence)
-        counts = np.bincount(sequence.origin[computed:found], minlength=len(Tier))
-        by_tier = {tier.name.lower(): int(counts[tier]) * self._block for tier in Tier if counts[tier]}
+        by_tier = tokens_by_tier(sequence.origin[computed:found], self._block)
         return Loaded(sequence.request_id, found * self._block, by_tier)
 
     def drop(self, sequence: Sequence) -> None:

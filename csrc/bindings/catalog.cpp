@@ -16,6 +16,7 @@
 #include "bindings/bindings.hpp"
 #include "common/sha256.hpp"
 #include "content/content.hpp"
+#include "requests/entering.hpp"
 #include "requests/growing.hpp"
 #include "requests/labels.hpp"
 
@@ -41,6 +42,13 @@ ArrayOut<T> give(const std::vector<T>& values) {
 template <class T>
 ArrayOut<T> give(const std::vector<T>& values, std::size_t rows, std::size_t columns) {
   return array_of<T, 2>(values.data(), {rows, columns});
+}
+
+using GivenMatch =
+    std::tuple<std::uint32_t, ArrayOut<NodeId>, ArrayOut<std::uint8_t>, ArrayOut<Slot>, ArrayOut<Ticket>>;
+
+GivenMatch give(const Match& match) {
+  return {match.hit, give(match.nodes), give(match.tiers), give(match.slots), give(match.filling)};
 }
 
 ArrayOut<bool> give_flags(const std::vector<bool>& values) {
@@ -101,11 +109,20 @@ void bind_request(nb::class_<Catalog>& c) {
   c.def(
       "match",
       [](Catalog& self, const std::vector<NodeId>& roots, In<std::uint8_t> labels, std::uint32_t start,
-         RequestId request, std::uint64_t limit) {
-        Match match = self.match(roots, view(labels), start, request, limit);
-        return std::make_tuple(match.hit, give(match.nodes), give(match.tiers), give(match.slots), give(match.filling));
-      },
+         RequestId request,
+         std::uint64_t limit) { return give(self.match(roots, view(labels), start, request, limit)); },
       nb::arg("roots"), nb::arg("labels"), nb::arg("start"), nb::arg("request"), nb::arg("limit"));
+  c.def(
+      "find",
+      [](Catalog& self, const nb::bytes& space, std::uint64_t generation, Growing& growing,
+         std::optional<std::uint64_t> limit) -> std::optional<GivenMatch> {
+        const Match match = find(self, digest_of(space), generation, growing, limit.value_or(SIZE_MAX));
+        if (match.hit == 0)
+          return std::nullopt;  // as it mostly is, and arrays take longer to make than it took to look
+        return give(match);
+      },
+      nb::arg("space"), nb::arg("generation"), nb::arg("growing"), nb::arg("limit") = nb::none(),
+      "As match, of a request's content in a namespace; None: there is nothing.");
   c.def(
       "peek",
       [](Catalog& self, const std::vector<NodeId>& roots, In<std::uint8_t> labels) {
@@ -239,6 +256,7 @@ void bind_upkeep(nb::class_<Catalog>& c) {
       },
       nb::arg("nodes"));
   c.def("evictable", &Catalog::evictable, nb::arg("tier"));
+  c.def("has_room", &Catalog::has_room, nb::arg("tier"), nb::arg("n"), "Whether so many slots are free or evictable.");
   c.def(
       "usage",
       [](const Catalog& self, Tier tier) {

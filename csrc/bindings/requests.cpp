@@ -12,6 +12,7 @@
 #include "bindings/arrays.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/tokens.hpp"
+#include "requests/entering.hpp"
 #include "requests/growing.hpp"
 
 namespace nb = nanobind;
@@ -100,6 +101,11 @@ nb::object advance(const Decoding& self, nb::handle tokens) {
   return nb::make_tuple(grown, completed, blocks);
 }
 
+Growing& made(const nb::handle_t<Growing>& growing) {
+  if (!nb::inst_ready(growing)) throw nb::type_error("growing: it was never made; accepted: a Growing that was");
+  return *nb::inst_ptr<Growing>(growing);
+}
+
 void put(Growing& self, std::size_t first, const ArrayIn<Slot, 1>& slots) {
   if (first > self.table.size()) throw std::invalid_argument("first: it is behind the table's end");
   self.table.resize(std::max(self.table.size(), first + slots.size()));
@@ -156,11 +162,19 @@ void bind_requests(nb::module_& m) {
       .def(
           "begin",
           [](Decoding& self, const nb::str& request, const nb::handle_t<Growing>& growing) {
-            if (!nb::inst_ready(growing))
-              throw nb::type_error("growing: it was never made; accepted: a Growing that was");
+            made(growing);
             self.growing[request] = growing;
           },
           nb::arg("request"), nb::arg("growing"))
+      .def(
+          "enter",
+          [](Decoding& self, const nb::str& request, const nb::handle_t<Growing>& growing, std::size_t blocks) {
+            if (!give_first(self.catalog, self.tier, made(growing), blocks)) return false;
+            self.growing[request] = growing;
+            return true;
+          },
+          nb::arg("request"), nb::arg("growing"), nb::arg("blocks"),
+          "Begin one of which nothing is cached, with so many slots; False: there is no room, and nothing has changed.")
       .def(
           "forget",
           [](Decoding& self, const nb::str& request) {

@@ -122,6 +122,9 @@ class Catalog {
   void state(Nodes nodes, Slot* slots, std::uint8_t* residency) const;  // [count][kTiers] each
 
   std::size_t evictable(Tier tier) const { return pages_.evictable(owned(tier)); }
+  bool has_room(Tier tier, std::size_t slots) const {
+    return slots <= pages_.free_slots(owned(tier)) + pages_.evictable(owned(tier));
+  }
   Usage usage(Tier tier) const { return pages_.usage(owned(tier)); }
   Contents contents(Tier tier) const;
   CatalogStats stats() const;

@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "requests/entering.hpp"
 #include "requests/growing.hpp"
 #include "requests/labels.hpp"
 
@@ -63,6 +64,41 @@ TEST_CASE("a step is made by all of its requests, or by none where one cannot ha
   CHECK(r.a.table.size() == 4);
   CHECK(r.b.table.size() == 3);
   CHECK(r.catalog.usage(D).free == kSlots - 7);
+  CHECK(r.catalog.check().empty());
+}
+
+TEST_CASE("who enters is found what there is of its tokens in its namespace, the last of them never") {
+  Requests r;
+  const Computed part[] = {{&r.a, 2, r.root}};
+  REQUIRE(extend(r.catalog, D, part).size() == 2);
+  Content same, longer;
+  same.append(std::vector<std::uint32_t>(2 * kBlock, 1));
+  longer.append(std::vector<std::uint32_t>(2 * kBlock + 1, 1));
+  Growing c{same, 3}, d{longer, 4};
+  CHECK(find(r.catalog, Digest{}, 0, c, SIZE_MAX).hit == 1);
+  CHECK(find(r.catalog, Digest{}, 0, d, SIZE_MAX).hit == 2);
+  CHECK(find(r.catalog, Digest{}, 0, d, 1).hit == 1);
+  Digest other{};
+  other[0] = 1;
+  CHECK(find(r.catalog, other, 0, d, SIZE_MAX).hit == 0);
+  CHECK(find(r.catalog, Digest{}, 1, d, SIZE_MAX).hit == 0);  // of a later generation
+  CHECK(d.cacheable);
+  Content nothing;
+  Growing e{nothing, 5};
+  CHECK(find(r.catalog, Digest{}, 1, e, SIZE_MAX).hit == 0);
+}
+
+TEST_CASE("who enters gets all of its slots, or none and nothing has changed") {
+  Requests r;
+  Content tokens;
+  Growing c{tokens, 3};
+  CHECK_FALSE(give_first(r.catalog, D, c, kSlots - 3));
+  CHECK(c.table.empty());
+  CHECK(r.catalog.usage(D).free == kSlots - 4);
+  CHECK(give_first(r.catalog, D, c, kSlots - 4));
+  CHECK(c.table.size() == kSlots - 4);
+  CHECK(r.catalog.has_room(D, 0));
+  CHECK_FALSE(r.catalog.has_room(D, 1));
   CHECK(r.catalog.check().empty());
 }
 

@@ -23,9 +23,6 @@ class Below:
         self.requests[name] = Sequence(name, 1 + len(self.requests), b"", Content())
         return self.requests[name]
 
-    def catch_up(self):
-        self.caught_up = True
-
     def index(self, computed):
         nodes = []
         for sequence in computed:

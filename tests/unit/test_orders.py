@@ -253,3 +253,17 @@ def test_what_another_loop_awaits_is_told_to_it_and_settled(sides):
         assert [done.ticket for done in told] == [ticket]
     assert side.traffic.pages_moved["offload"] == 6
     assert side.catalog.usage(Tier.HOST).ready == 6
+
+
+def test_a_store_finds_the_room_that_others_have_given_though_nobody_has_polled_since(tmp_path):
+    side = Side(tmp_path, DirectOrders)
+    chains = [side.compute(2 + number, number, number) for number in range(4)]
+    assert all(side.orders.store(PATHS[0], nodes, Priority.BACKGROUND) for nodes in (*chains[:2], chains[2][:4]))
+    while side.plane.mover.stats()["lanes"]["offload"]["queued_pages"]:
+        pass
+    assert side.plane.mover.native.has_reports(), "they were settled before anybody needed it"
+    assert side.orders.store(PATHS[0], chains[3][:4], Priority.BACKGROUND)
+    side.settle()
+    assert side.traffic.pages_moved["offload"] == 20
+    assert not side.traffic.pages_dropped
+    side.close()
