@@ -54,10 +54,6 @@ class CallMeter:
         self.cpu.append(self._cpu)
         self._wall = self._cpu = 0.0
 
-    def percentile(self, percent: float, *, cpu: bool = False) -> float:
-        """Of seconds in calls in a step."""
-        return float(np.percentile(self.cpu if cpu else self.wall, percent))
-
     def __getattr__(self, name: str) -> Any:
         known = self._wrapped.get(name)
         if known is not None:
