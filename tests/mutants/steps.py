@@ -7,12 +7,21 @@ from tests.mutants.mistake import Planted
 __all__ = ["KINDS", "PLANTED"]
 
 KINDS = (
-    *("half of an order stays", "an order is carried out otherwise than given", "a block called by another's name"),
+    *(
+        "half of an order stays",
+        "what was stored gives no room",
+        "an order is carried out otherwise than given",
+        "a block called by another's name",
+    ),
     *("a speed is believed too fast or too long", "what is computed is not told", "the slower way is chosen"),
     *("a step reads what has not come", "vLLM serves what is not there"),
 )
 
 NOT_TAKEN = "tests/unit/test_orders.py::test_no_ticket_stays_open_that_the_data_plane_did_not_take"
+GIVES_ROOM = (
+    "tests/unit/test_orders.py::test_a_store_finds_the_room_that_others_have_given_though_nobody_has_polled_since"
+)
+BEGINS = "tests/unit/test_manager.py::test_what_was_stored_gives_room_though_nobody_has_polled_since"
 OVERDUE = "tests/unit/test_orders.py::test_an_order_is_overdue_by_its_deadline_by_either_way"
 COLD = "tests/unit/test_orders.py::test_a_cold_order_is_no_use_of_a_page_by_either_way"
 CONTENT = "tests/property/test_key_matrix.py::test_labels_tell_every_two_contents_apart"
@@ -31,6 +40,24 @@ STEP_LOADS = "tests/engines/in_vllm/test_step_loads.py"
 SIDES = "tests/engines/in_vllm/test_vllm_sides.py"
 
 PLANTED = (
+    Planted(
+        kind="what was stored gives no room",
+        name="a store is dropped for want of room that a report would give",
+        file="kvtier/orders.py",
+        old="            self.catch_up()  # what has arrived meanwhile may be evicted for these\n",
+        new="            pass\n",
+        says="assert 0",
+        tests=(GIVES_ROOM,),
+    ),
+    Planted(
+        kind="what was stored gives no room",
+        name="who enters is refused slots that a report would give",
+        file="kvtier/loading.py",
+        old="            self._placement.catch_up()  # what has been stored meanwhile may be evicted\n",
+        new="",
+        says="assert None is not None",
+        tests=(BEGINS,),
+    ),
     Planted(
         kind="half of an order stays",
         name="what the mover refuses stays reserved",
