@@ -31,6 +31,7 @@ __all__ = ["Probes"]
 _BYTES = 1 << 20
 _BLOCKS = 8
 _AT_A_TIME = 2  # so many surprises it takes to believe that a lane has changed; the second tells of its rate alone
+_PAUSE = 0.5  # seconds until the next at most, however long the last one hung
 _RARELY = 100  # times what a trial may cost, until the next
 
 
@@ -58,7 +59,7 @@ class Probes:
 
     def ask(self, match: Match, first: int, now: float) -> None:
         """Bring up a few of the found pages from ``first`` on, which nobody loads, unless probes of their tier are
-        under way or took as long as has passed since they ended. ``match`` must still be leased."""
+        under way, or ended no longer ago than they took or half a second. ``match`` must still be leased."""
         tiers, still = match.tiers[first:], match.filling[first:] == 0
         for tier, asked in self._asked.items():
             nodes = match.nodes[first:][(tiers == tier) & still]
@@ -66,9 +67,10 @@ class Probes:
                 self._send(asked, nodes, ONBOARD if tier == Tier.HOST else self._way_up(len(nodes)), now)
 
     def _rests(self, asked: _Asked, now: float) -> bool:
-        if any(self._placement.runs(ticket) for ticket in asked.tickets):
-            return False
-        return not asked.tickets or now >= asked.at + 2 * (self._costs.last_end(asked.lane) - asked.at)
+        if not asked.tickets or any(self._placement.runs(ticket) for ticket in asked.tickets):
+            return not asked.tickets
+        ended = self._costs.last_end(asked.lane)
+        return now >= ended + min(ended - asked.at, _PAUSE)
 
     def _way_up(self, blocks: int) -> tuple[Tier, ...]:
         """From disk, as far as the slower lane."""

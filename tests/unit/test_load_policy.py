@@ -238,6 +238,23 @@ def test_a_first_load_that_was_small_and_slow_is_not_the_last(namespace, blocks,
     assert engine.from_host(1)[0] < BLOCKS * EACH / 10
 
 
+def test_a_disk_that_hung_is_asked_again_as_soon_as_any_other(engine):
+    engine.know()
+    for stem in range(1, 5):
+        engine.run(engine.tokens(stem))
+    stage = engine.plane.lanes["stage"]
+    stage.rate = 0.5  # two seconds a page
+    for stem in range(1, 5):
+        engine.from_disk(stem)
+    stage.rate = 2000.0
+    engine.plane.settle()
+    engine.manager.poll()
+    for number in range(1, 30):
+        if engine.from_disk(1 + number % 4)[1] == BLOCKS * BLOCK:
+            break
+    assert number <= 10
+
+
 def test_a_lane_to_the_device_that_stays_slow_costs_nobody_anything(engine):
     engine.know()
     for stem in range(1, 5):
