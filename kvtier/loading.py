@@ -141,8 +141,7 @@ class Loader:
             self._choose(sequence, sequence.promised)
         device = self._catalog.state(sequence.nodes)[1][:, Tier.DEVICE]
         fresh = blocks - sequence.promised
-        usage = self._catalog.usage(Tier.DEVICE)
-        if fresh + int((device == Residency.ABSENT).sum()) > usage.free + self._catalog.evictable(Tier.DEVICE):
+        if not self._placement.make_room(DEVICE, fresh + int((device == Residency.ABSENT).sum())):
             return False
         private = self._catalog.take(Tier.DEVICE, fresh, sequence.request)
         if len(private) < fresh:
@@ -165,7 +164,7 @@ class Loader:
         """The same for one that was promised nothing: all of it is to be computed, in private slots."""
         request_id, growing = sequence.request_id, sequence.growing
         if not self._running.enter(request_id, growing, blocks):
-            self._placement.catch_up()  # what has been stored meanwhile may be evicted
+            self._placement.make_room(DEVICE, blocks)
             if not self._running.enter(request_id, growing, blocks):
                 return False
         del self._matched[request_id]
@@ -210,7 +209,7 @@ class Loader:
             return missing <= 0 or self._lengthen(sequence, missing)
         missing = blocks - sequence.promised - len(sequence.private)
         if missing > 0:
-            self._placement.catch_up()
+            self._placement.make_room(DEVICE, missing)
             more = self._catalog.take(DEVICE, missing, sequence.request)
             if not len(more):
                 return False
@@ -222,7 +221,7 @@ class Loader:
         growing, native = sequence.growing, self._catalog.native
         if growing.lengthen(native, DEVICE, missing):
             return True
-        self._placement.catch_up()  # what has been stored meanwhile may be evicted
+        self._placement.make_room(DEVICE, missing)
         return growing.lengthen(native, DEVICE, missing)
 
     def advance(self, ended: Mapping[int, bool]) -> list[Loaded]:

@@ -355,7 +355,7 @@ class CacheManager:
             spent = 2
         if self._prefetcher.expected or self._prefetcher.leaving:
             self._prefetcher.pump(ended, spent=spent, idle=idle)
-        if self.placement.ahead:
+        if self.placement.ahead or ended:
             self.placement.maintain()
         return loaded
 

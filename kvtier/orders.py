@@ -73,7 +73,8 @@ class Orders(ABC):
         cold: bool = False,
         behind: int | None = None,
     ) -> int:
-        """Copy down the pages of ``nodes`` that the next tier lacks; what finds no room or no place is dropped.
+        """Copy down the pages of ``nodes`` that the next tier lacks; what finds no room or no place is dropped, and in
+        the background what the lane has no time for is put off.
 
         ``cold``: they are copied for being the next to be evicted, and stay that. ``behind``: the stream of the
         engine's that copies on a device come after, the current one if not given. Returns the ticket, 0 for none.
@@ -149,6 +150,14 @@ class OrdersByMessage(Orders):
         else:
             lacking = self._catalog.state(nodes)[1][:, path[1]] == Residency.ABSENT
             wanted, device = np.asarray(nodes)[lacking], device[lacking]
+        most = self._traffic.store_room(path) if priority is _BACKGROUND else len(wanted)
+        if len(wanted) > most:
+            if device is not None:  # what the engine's own blocks hold later nobody knows
+                self._traffic.count_put_off(len(wanted) - most)
+                device = device[:most]
+            elif not cold:  # those are found again
+                self._traffic.put_off(path, wanted[most:])
+            wanted = wanted[:most]
         if not len(wanted):
             return 0
         transfer = self._reserve(path, wanted, 0, cold=cold, device=device)

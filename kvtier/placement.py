@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier import _core
-from kvtier.catalog import Catalog, Tier, TierSpec
+from kvtier.catalog import DEVICE, HOST, Catalog, Tier, TierSpec
 from kvtier.choice import ONBOARD, STAGE_ONBOARD
 from kvtier.messages import Completion, DataPlane, Hello, Priority
 from kvtier.orders import SPILL, DirectOrders, OrdersByMessage
@@ -53,6 +53,9 @@ _MOVES = {
 """Lanes by the names under which their bytes are counted."""
 
 _WRITTEN = ("ahead", "at_once")  # policies by which every page goes down before it goes
+
+_AGAIN = 256  # pages that were put off are stored in one step,
+_CROWDED = 16  # and none in so many after somebody found no room in their tier
 
 _PARTS = 8  # that a load is cut into at most, each of so many bytes and seconds at least
 _PART_BYTES = 1 << 20
@@ -124,6 +127,7 @@ class Placement:
         self.catch_up = self._orders.catch_up
         """Also of what is settled late, before room is given or refused."""
         self._awaited: set[int] = set()
+        self._crowded = {DEVICE: 0, HOST: 0}  # for how many steps nothing that was put off is stored from there
         self.ahead = [path for path, write in ((OFFLOAD, self._offload), (SPILL, self._spill)) if write == "ahead"]
         """The lanes that :meth:`maintain` looks at."""
         self._low, self._high = config.watermarks.low, config.watermarks.high
@@ -170,6 +174,8 @@ class Placement:
             if first == last or plan[first] <= Plan.WAIT:
                 continue
             path = ONBOARD if plan[first] == Plan.ONBOARD else STAGE_ONBOARD
+            if path is STAGE_ONBOARD:
+                self.make_room(HOST, last - first)
             count = 0
             for part in self._parts(path, nodes[first:last]):
                 blocks = None if device is None else device[first + count : first + count + len(part)]
@@ -280,7 +286,10 @@ class Placement:
 
     def maintain(self) -> None:
         """Copy the cold end of each tier down ahead of need: from when too few of its next slots could be had at once,
-        being free or held below too, until enough could. Once a step."""
+        being free or held below too, until enough could. And what was put off, where its lane has time again. In each
+        step in which something has ended, and where there are :attr:`ahead` in every one."""
+        if self._traffic.has_put_off:
+            self._store_put_off()
         for path in self.ahead:
             if not self._rests(path):
                 continue
@@ -290,6 +299,31 @@ class Placement:
             missing = [min(most, max(0, ceil(mark * upper.capacity) - upper.free)) for mark in (self._low, self._high)]
             if len(self._catalog.cold(path[0], missing[0], path[1])):
                 self.store(path, self._catalog.cold(path[0], missing[1], path[1]), cold=True)
+
+    def _store_put_off(self) -> None:
+        for path in (OFFLOAD, SPILL):
+            if self._crowded[path[0]]:  # else they would be in the way again when who was refused asks again
+                self._crowded[path[0]] -= 1
+                continue
+            while self._rests(path) and (nodes := self._traffic.take_put_off(path, _AGAIN)):
+                self.store(path, nodes)
+
+    def make_room(self, tier: Tier, pages: int) -> bool:
+        """Whether there is room for so many pages that somebody waits for. What has been stored by now may be evicted
+        for them, and stores that keep what they read in their place give way: those that had not begun do so at once,
+        where the data plane is this process's own."""
+        if self._catalog.native.has_room(tier, pages):
+            return True
+        self.catch_up()
+        usage = self._catalog.usage(tier)
+        missing = pages - usage.free - self._catalog.evictable(tier)
+        if missing <= 0:
+            return True
+        self._crowded[tier] = _CROWDED
+        if tickets := self._traffic.give_way(OFFLOAD if tier is DEVICE else SPILL, missing):
+            self.cancel(tickets)
+            self.catch_up()
+        return self._catalog.native.has_room(tier, pages)
 
     def copy_cold(self, tier: Tier, count: int) -> None:
         """What is brought ahead found no room for so many pages there: copy down what keeps it from that, last copies
@@ -375,3 +409,8 @@ class Placement:
     def stores_dropped(self) -> int:
         """Pages that were to go down and found no room or no place in a queue."""
         return self._traffic.pages_dropped
+
+    @property
+    def stores_put_off(self) -> int:
+        """Pages whose copy was put off, their lane being behind or their room being needed."""
+        return self._traffic.pages_put_off

@@ -43,6 +43,9 @@ class CacheStats:
     """Pages that did not arrive, by cause."""
     stores_dropped: int
     """Pages that were to go down and found no room or no place in the queue."""
+    stores_put_off: int
+    """Pages that were to go down and were left where they are, because the lane was too far behind or a request needed
+    their room. They go down later if they are still there."""
     prefetched: dict[str, int]
     """Blocks that were expected, by what became of them: used, late (the request came first), wasted (nobody came) or
     cancelled."""
@@ -74,6 +77,7 @@ class CacheStats:
             bytes_moved=dict(placement.bytes_moved),
             failures=dict(placement.failures),
             stores_dropped=placement.stores_dropped,
+            stores_put_off=placement.stores_put_off,
             prefetched=dict(prefetched or {}),
             hints_refused=hints_refused,
             loads_cut=loads_cut,

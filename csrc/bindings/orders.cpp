@@ -103,6 +103,21 @@ void bind_orders(nb::module_& m) {
           "The data plane will be asked for a transfer of these pages: said before it is.")
       .def("refused", &Traffic::refuse, nb::arg("ticket"), "It was asked, and has not taken it.")
       .def("dropped", &Traffic::drop, nb::arg("pages"), "So many were to go down, and stay where they are.")
+      .def(
+          "store_room", [](const Traffic& self, const Path& path) { return self.store_room(path); }, nb::arg("path"),
+          "How many pages that nobody waits for may be copied down along `path` now.")
+      .def(
+          "put_off", [](Traffic& self, const Path& path, const Nodes& nodes) { self.put_off(path, nodes.span()); },
+          nb::arg("path"), nb::arg("nodes"), "They are not copied down now, but may be later.")
+      .def(
+          "take_put_off",
+          [](Traffic& self, const Path& path, std::size_t most) { return self.take_put_off(path, most); },
+          nb::arg("path"), nb::arg("most"), "The next of these, which may be gone or stored by now.")
+      .def("count_put_off", &Traffic::count_put_off, nb::arg("pages"), "So many were, and can't be copied down later.")
+      .def(
+          "give_way", [](Traffic& self, const Path& path, std::size_t pages) { return self.give_way(path, pages); },
+          nb::arg("path"), nb::arg("pages"),
+          "The tickets of stores along `path` to be cancelled for the room of so many pages.")
       .def("settle", &settle_told, nb::arg("completions"),
            nb::sig("def settle(self, completions: list[typing.Any]) -> tuple[dict[int, bool], list[int]]"),
            "Words of the data plane, each a kvtier.messages.Completion. By ticket, whether all of it went well, of "
@@ -121,7 +136,9 @@ void bind_orders(nb::module_& m) {
       .def_prop_ro("failures", &failures, nb::sig("def failures(self) -> dict[PageStatus, int]"),
                    "Pages by what became of them, where that was no success.")
       .def_prop_ro("pages_refused", &Traffic::refused)
-      .def_prop_ro("pages_dropped", &Traffic::dropped);
+      .def_prop_ro("pages_dropped", &Traffic::dropped)
+      .def_prop_ro("has_put_off", &Traffic::has_put_off)
+      .def_prop_ro("pages_put_off", &Traffic::pages_put_off);
   nb::class_<Orders>(m, "Orders", "Orders from a catalog to a mover of the same process. See kvtier.orders.")
       .def(nb::init<Catalog&, Mover&, Traffic&>(), nb::arg("catalog"), nb::arg("mover"), nb::arg("traffic"),
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())

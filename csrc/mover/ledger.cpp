@@ -284,9 +284,20 @@ void Ledger::mark(Transfer& t, int index, std::uint32_t page, PageStatus status)
   ++lane.totals.pages;
 }
 
+// A disk reads and writes by the same means: while somebody waits for pages of it, those that nobody waits for are
+// written one by one.
+std::size_t Ledger::allowed_in_flight(Lane lane) const {
+  const auto is_awaited = [this](Lane name) {
+    const LaneQueue& queue = lanes_[index_of(name)].queue;
+    return !queue.empty() && queue.best()->transfer->priority == Priority::kDemand;
+  };
+  const bool yields = lane == Lane::kSpill && !is_awaited(lane) && is_awaited(Lane::kStage);
+  return yields ? 0 : most_in_flight(lane);
+}
+
 bool Ledger::allows(Lane lane) const {
   const LaneState& s = lanes_[index_of(lane)];
-  return !s.queue.empty() && (s.in_flight == 0 || s.in_flight + page_bytes(lane) <= most_in_flight(lane));
+  return !s.queue.empty() && (s.in_flight == 0 || s.in_flight + page_bytes(lane) <= allowed_in_flight(lane));
 }
 
 bool Ledger::has_work(std::span<const Lane> lanes) const {
@@ -306,7 +317,7 @@ bool Ledger::take(std::span<const Lane> lanes, std::uint32_t max_pages, std::siz
   LaneState& lane = state(hop->lane);
   const std::uint32_t pages = hop->transfer->count, slice = hop->ready[hop->head] / pages;
   const std::size_t size = bytes_of(*hop->transfer, hop->index, slice);
-  const std::size_t most = most_in_flight(hop->lane);
+  const std::size_t most = allowed_in_flight(hop->lane);
   const std::size_t room = most > lane.in_flight ? most - lane.in_flight : 0;
   const std::size_t fits = std::max<std::size_t>(1, std::min(room, max_bytes) / size);
   const std::size_t same = std::min<std::size_t>(

@@ -109,6 +109,7 @@ class Ledger {
   };
 
   LaneState& state(Lane lane) { return lanes_[index_of(lane)]; }
+  std::size_t allowed_in_flight(Lane lane) const;
   bool allows(Lane lane) const;
   std::size_t bytes_of(const Transfer& transfer, int hop, std::uint32_t slice) const;
   void finish(Transfer& transfer, int hop, std::uint32_t slice, std::span<const std::uint32_t> pages,

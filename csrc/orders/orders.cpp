@@ -49,7 +49,12 @@ Ticket Orders::store(Wish wish, bool refuse) {
     traffic_.drop(wish.nodes.size());
     return 0;
   }
-  const std::vector<NodeId> wanted = catalog_.lacking(wish.nodes, wish.path[0], target);
+  std::vector<NodeId> wanted = catalog_.lacking(wish.nodes, wish.path[0], target);
+  const std::size_t most = wish.priority == Priority::kBackground ? traffic_.store_room(wish.path) : wanted.size();
+  if (wanted.size() > most) {
+    if (!wish.cold) traffic_.put_off(wish.path, std::span(wanted).subspan(most));  // else they are found again
+    wanted.resize(most);
+  }
   if (wanted.empty()) return 0;
   wish.nodes = wanted;
   const Issued issued = issue(wish, refuse);

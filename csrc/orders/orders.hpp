@@ -39,7 +39,8 @@ class Orders {
   // Reserves slots for as many of the pages as can be had and has them moved. What the mover refuses (`refuse`: this
   // was decided already), or throws for, leaves no ticket open and no page filling. Throws std::invalid_argument.
   Issued issue(const Wish& wish, bool refuse = false);
-  // Has those of the pages copied down that the next tier lacks. What finds no room or no place is dropped.
+  // Has those of the pages copied down that the next tier lacks. What finds no room or no place is dropped, and in the
+  // background what the lane has no time for is put off.
   Ticket store(Wish wish, bool refuse = false);
   // Settles what the mover has reported. `spill`: what came down to host memory goes on to the disk, or is dropped
   // where that is refused. What has ended, traffic says until told(); also where this throws, for a word that was

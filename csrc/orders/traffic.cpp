@@ -1,10 +1,19 @@
 #include "orders/traffic.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <stdexcept>
 #include <string>
 
 namespace kvtier {
+namespace {
+
+std::optional<Lane> store_along(std::span<const Tier> path) {
+  const std::optional<Lane> lane = lane_between(path[0], path[1]);
+  return lane && is_store(*lane) ? lane : std::nullopt;
+}
+
+}  // namespace
 
 void Traffic::begun(Ticket ticket, std::span<const Tier> path, std::span<const NodeId> nodes, Priority priority,
                     double now) {
@@ -13,11 +22,52 @@ void Traffic::begun(Ticket ticket, std::span<const Tier> path, std::span<const N
   try {
     place->second.path.assign(path.begin(), path.end());
     place->second.nodes.assign(nodes.begin(), nodes.end());
+    if (priority == Priority::kBackground && path.size() == 2) place->second.store = store_along(path);
     costs_.submitted(ticket, path, nodes.size(), priority, now);
   } catch (...) {
     under_way_.erase(place);
     throw;
   }
+  if (place->second.store) backlog_.begun(*place->second.store, nodes.size());
+}
+
+void Traffic::note_end(const UnderWay& transfer) {
+  if (transfer.store) backlog_.ended(*transfer.store, transfer.nodes.size());
+}
+
+std::size_t Traffic::store_room(std::span<const Tier> path) const {
+  const std::optional<Lane> lane = store_along(path);
+  return lane ? backlog_.room(*lane) : SIZE_MAX;
+}
+
+void Traffic::put_off(std::span<const Tier> path, std::span<const NodeId> nodes) {
+  const std::optional<Lane> lane = store_along(path);
+  if (!lane) return;
+  backlog_.count(nodes.size());
+  backlog_.remember(*lane, nodes);
+}
+
+std::vector<NodeId> Traffic::take_put_off(std::span<const Tier> path, std::size_t most) {
+  const std::optional<Lane> lane = store_along(path);
+  return lane ? backlog_.take(*lane, most) : std::vector<NodeId>{};
+}
+
+std::vector<Ticket> Traffic::give_way(std::span<const Tier> path, std::size_t pages) {
+  std::vector<Ticket> latest;
+  for (const auto& [ticket, transfer] : under_way_) {
+    const bool waits = transfer.store && transfer.store == store_along(path);
+    if (waits && !transfer.hangs && !transfer.gives_way) latest.push_back(ticket);
+  }
+  std::sort(latest.begin(), latest.end(), std::greater<>());
+  std::size_t count = 0;
+  for (std::size_t gained = 0; count < latest.size() && gained < pages; ++count) {
+    UnderWay& transfer = under_way_.at(latest[count]);
+    transfer.gives_way = true;
+    gained += transfer.nodes.size();
+    backlog_.remember(*transfer.store, transfer.nodes);
+  }
+  latest.resize(count);
+  return latest;
 }
 
 void Traffic::refuse(Ticket ticket) {
@@ -25,6 +75,7 @@ void Traffic::refuse(Ticket ticket) {
   if (found == under_way_.end()) return;
   refused_ += found->second.nodes.size();
   costs_.forget(ticket);
+  note_end(found->second);
   under_way_.erase(found);
 }
 
@@ -68,6 +119,7 @@ void Traffic::settle(const Completion& done) {
       if (done.status[page] == PageStatus::kOk) below_.push_back(transfer.nodes[page]);
   }
   hanging_ -= transfer.hangs ? 1 : 0;
+  note_end(transfer);
   under_way_.erase(found);
 }
 
@@ -78,6 +130,8 @@ void Traffic::count(const UnderWay& transfer, const Completion& done) {
       const PageStatus status = done.status[hop * done.count + page];
       if (status == PageStatus::kOk) {
         if (lane) ++moved_[index_of(*lane)];
+      } else if (transfer.gives_way && status == PageStatus::kCancelled) {
+        backlog_.count(1);
       } else if (status != PageStatus::kSkipped) {
         ++failures_[static_cast<int>(status)];
         disk_offline_ |= status == PageStatus::kOffline;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "catalog/catalog.hpp"
 #include "common/completion.hpp"
 #include "costs/cost_model.hpp"
+#include "orders/backlog.hpp"
 
 namespace kvtier {
 
@@ -23,13 +25,23 @@ struct Ended {
 class Traffic {
  public:
   // Both must outlive this.
-  Traffic(Catalog& catalog, CostModel& costs) : catalog_(catalog), costs_(costs) {}
+  Traffic(Catalog& catalog, CostModel& costs) : catalog_(catalog), costs_(costs), backlog_(costs) {}
 
   // The data plane will be asked for a transfer of these pages. Said before it is, so that none runs whose ticket
   // nobody knows; where this throws, nothing has changed.
   void begun(Ticket ticket, std::span<const Tier> path, std::span<const NodeId> nodes, Priority priority, double now);
   void refuse(Ticket ticket);                          // it has not taken it
   void drop(std::size_t pages) { dropped_ += pages; }  // they were to go down, and stay where they are
+  // Somebody needs room for so many pages where stores along `path` begin: which of those that nobody waits for are to
+  // be cancelled for it, the latest ones, which have hardly begun. They are stored later if they are still there.
+  std::vector<Ticket> give_way(std::span<const Tier> path, std::size_t pages);
+  // How many pages that nobody waits for may be copied down along `path` now. See Backlog.
+  std::size_t store_room(std::span<const Tier> path) const;
+  void put_off(std::span<const Tier> path, std::span<const NodeId> nodes);
+  std::vector<NodeId> take_put_off(std::span<const Tier> path, std::size_t most);
+  bool has_put_off() const { return backlog_.waiting(Lane::kOffload) + backlog_.waiting(Lane::kSpill) != 0; }
+  void count_put_off(std::size_t pages) { backlog_.count(pages); }  // that can't be stored later
+  std::uint64_t pages_put_off() const { return backlog_.counted(); }
 
   // A word of the data plane: the catalog hears of it, and what it took is learnt. Of a transfer that nobody knows (any
   // more) only the catalog hears. Throws std::invalid_argument, and nothing has changed, for what it cannot have said.
@@ -55,13 +67,17 @@ class Traffic {
   struct UnderWay {
     std::vector<Tier> path;
     std::vector<NodeId> nodes;
-    bool hangs = false;  // it was reported early: when it ends nobody knows
+    std::optional<Lane> store;  // that nobody waits for, and along which lane
+    bool hangs = false;         // it was reported early: when it ends nobody knows
+    bool gives_way = false;     // it was cancelled for the room that it keeps
   };
   void check(const UnderWay& transfer, const Completion& done, bool whole) const;
   void count(const UnderWay& transfer, const Completion& done);
+  void note_end(const UnderWay& transfer);
 
   Catalog& catalog_;
   CostModel& costs_;
+  Backlog backlog_;
   std::unordered_map<Ticket, UnderWay> under_way_;
   std::vector<Ended> ended_;  // these two keep their memory: a steady state allocates next to nothing
   std::vector<NodeId> below_;

@@ -138,6 +138,29 @@ TEST_CASE("bytes in flight are capped per lane, and one page may always move") {
   CHECK(tight.take(stage).transfer == nullptr);
 }
 
+TEST_CASE("while somebody waits for pages of the disk others are written one by one") {
+  Desk desk({.bytes_in_flight = 4 * kPage});
+  desk.submit(1, {H, S}, 9, Priority::kBackground);
+  const Chunk before = desk.take(kDiskLanes, 2);
+  CHECK(before.count == 2);
+  desk.submit(2, {S, H}, 6, Priority::kPrefetch);
+  CHECK(desk.take(kDiskLanes).lane == Lane::kStage);  // 4 of them are in flight now
+  CHECK(desk.take(kDiskLanes).count == 2);            // and 4 of the store
+  desk.finish(before, PageStatus::kOk);
+  CHECK(desk.ledger.promote(2, Priority::kDemand, kNever));
+  CHECK(desk.take(kDiskLanes).transfer == nullptr);
+  Desk idle({.bytes_in_flight = 4 * kPage});
+  idle.submit(2, {S, H}, 6);
+  idle.submit(1, {H, S}, 9, Priority::kBackground);
+  const Chunk read = idle.take(kDiskLanes);
+  CHECK(read.count == 4);
+  CHECK(idle.take(kDiskLanes).count == 1);  // a store is slow then, but goes on
+  CHECK(idle.take(kDiskLanes).transfer == nullptr);
+  idle.finish(read, PageStatus::kOk);
+  CHECK(idle.take(kDiskLanes).lane == Lane::kStage);  // the last of them, for which nobody waits in the queue any more
+  CHECK(idle.take(kDiskLanes).count == 3);
+}
+
 TEST_CASE("pages go on to the next hop one by one") {
   Desk desk;
   desk.submit(1, {S, H, D}, 3);

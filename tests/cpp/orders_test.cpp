@@ -86,6 +86,67 @@ TEST_CASE("what came down goes on to the disk, and only what a tier lacks is sto
   CHECK(rig.catalog.check().empty());
 }
 
+TEST_CASE("what a lane has no time for is put off, and stores give their pages' room to who needs it") {
+  Joined rig;
+  CostModel costs(1024, 8u << 20);
+  Traffic traffic(rig.catalog, costs);
+  Orders orders(rig.catalog, *rig.mover, traffic);
+  costs.seed_lane(Lane::kOffload, 0, 3 * 1024 / Backlog::kMostSeconds);
+  const Tier down[] = {D, H}, below[] = {H, S}, up[] = {H, D};
+  CHECK(traffic.store_room(down) == 3);
+  CHECK(traffic.store_room(below) > 100'000);  // nobody knows yet
+  CHECK(traffic.store_room(up) == SIZE_MAX);
+  Wish wish;
+  wish.path = down;
+  wish.nodes = rig.nodes;
+  wish.priority = Priority::kBackground;
+  wish.cold = true;
+  REQUIRE(orders.store(wish) != 0);
+  CHECK(rig.catalog.usage(H).filling == 3);
+  CHECK_FALSE(traffic.has_put_off());  // they are found again
+  wish.cold = false;
+  CHECK(orders.store(wish) == 0);
+  CHECK(traffic.pages_put_off() == rig.nodes.size() - 3);
+  CHECK(traffic.take_put_off(down, 9).empty());  // there is no time yet
+  const auto settle_all = [&] {
+    while (traffic.under_way() != 0) {
+      rig.mover->wait(std::chrono::seconds(1), rig.mover->reports());
+      orders.settle(false);
+      traffic.told();
+    }
+  };
+  settle_all();
+  CHECK(traffic.take_put_off(down, 2) == std::vector(rig.nodes.begin() + 3, rig.nodes.begin() + 5));
+  wish.priority = Priority::kPrefetch;
+  REQUIRE(orders.store(wish) != 0);  // somebody's swapping out is not put off
+  CHECK(traffic.give_way(down, 1).empty());
+  settle_all();
+  CHECK(rig.catalog.usage(H).ready == rig.nodes.size());
+  CHECK(traffic.dropped() == 0);
+
+  // Of stores that nobody waits for the latest give way, as many as it takes, and once.
+  const auto begin = [&](std::size_t first, std::size_t count) {
+    const std::span<const NodeId> nodes = std::span(rig.nodes).subspan(first, count);
+    const Ticket ticket = rig.catalog.reserve(below, nodes, 0, false, false).ticket;
+    traffic.begun(ticket, below, nodes, Priority::kBackground, 1.0);
+    return ticket;
+  };
+  const Ticket first = begin(0, 2), second = begin(2, 2), third = begin(4, 1);
+  const std::size_t before = traffic.pages_put_off();
+  CHECK(traffic.give_way(below, 2) == std::vector{third, second});
+  CHECK(traffic.give_way(below, 9) == std::vector{first});
+  Completion done;
+  done.ticket = second;
+  done.hop_count = 1;
+  done.count = 2;
+  done.status = {PageStatus::kOk, PageStatus::kCancelled};
+  traffic.settle(done);
+  CHECK(traffic.pages_put_off() == before + 1);
+  CHECK(traffic.failures(PageStatus::kCancelled) == 0);
+  CHECK(traffic.take_put_off(below, 2) == std::vector{rig.nodes[4], rig.nodes[2]});
+  CHECK(rig.catalog.check().empty());
+}
+
 TEST_CASE("a word on a transfer reaches whom it concerns, and is counted once") {
   Joined rig;
   CostModel costs(1024, 8u << 20);

@@ -4,10 +4,10 @@ what their message must say. `python -m tests.mutants.run` plants them one by on
 
 from __future__ import annotations
 
-from tests.mutants import pages, steps, waits
+from tests.mutants import pages, steps, stores, waits
 from tests.mutants.mistake import Planted
 
 __all__ = ["KINDS", "PLANTED", "Planted"]
 
-KINDS = (*pages.KINDS, *steps.KINDS, *waits.KINDS)
-PLANTED = (*pages.PLANTED, *steps.PLANTED, *waits.PLANTED)
+KINDS = (*pages.KINDS, *steps.KINDS, *stores.KINDS, *waits.KINDS)
+PLANTED = (*pages.PLANTED, *steps.PLANTED, *stores.PLANTED, *waits.PLANTED)

@@ -31,7 +31,8 @@ TAIL = """
 | `second_use` | when a request has used it again | a disk that must not be written much |
 | `never` | never | a tier that only serves what is there |
 
-Whatever the policy, stores run behind everything else and are dropped, and counted, when there is no room for them.
+Whatever the policy, stores run behind everything else, are put off when their lane is too far behind, and are dropped
+when there is no room for them; both are counted. docs/latency.md says when stores back off.
 """
 
 

@@ -21,6 +21,7 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "dropped": ("tier", "Pages evicted that were the last copy."),
     "prefetched": ("outcome", "Blocks brought from disk for requests that waited, by what became of them."),
     "stores_dropped": ("", "Pages that were to go down and found no room or no place in the queue."),
+    "stores_put_off": ("", "Pages that were left where they are, the lane being too far behind or their room needed."),
     "loads_cut": ("", "Loads, and waits for what others bring, given up because computing the rest was faster."),
     "loads_synchronous": ("", "Loads that a step waited for."),
     "expired": ("", "Promises that ended because the request did not come back in time."),

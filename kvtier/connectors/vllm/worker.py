@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["WorkerSide", "geometry_of"]
 
 HASH_BYTES = 32
-STORE_PATIENCE = 0.05  # seconds that a step waits for a store that reads what it writes, before it is cancelled
+STORE_PATIENCE = 0.001  # seconds that a step waits for a store that reads what it writes, before it is cancelled
 IDLE_PATIENCE = 0.005  # seconds that a step without computation waits for news, in place of the engine's loop
 BINDINGS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PROC_BIND")  # by one of which vLLM binds a CPU worker's threads
 CLOSE_PATIENCE = 5.0  # seconds for stores under way when the worker ends
