@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from kvtier.arguments import whole
+from kvtier.arguments import seconds, whole
 from kvtier.catalog import DEVICE, DISK, Catalog, Match, Residency, Tier
 from kvtier.content import Content
 from kvtier.sequence import Sequence, Slots
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from kvtier.messages import DataPlane
     from kvtier.namespace import Namespace
 
-__all__ = ["SCRATCH", "Foresee", "Lookup"]
+__all__ = ["SCRATCH", "Foresee", "Lookup", "Positions"]
+
+Positions: TypeAlias = "tuple[int, int] | list[tuple[int, int, float]]"
+"""Of a prompt's tokens [first, last), or several such, each with the seconds after the start at which it is read."""
 
 Foresee: TypeAlias = "Callable[[int, bool, float, float], tuple[list[int], list[int]]]"
 """Looks for what a request will read: :meth:`Lookup.foresee` of its blocks, for a catalog's request id, the disk being
@@ -95,29 +98,41 @@ class Lookup:
         space: bytes,
         tokens: Iterable[int] | npt.NDArray[np.integer],
         media: list[Media],
-        positions: tuple[int, int] | None,
-    ) -> Foresee:
-        """How to :meth:`foresee` a request that will read these tokens, or of them those at ``positions`` [a, b). They
-        are looked at then. ValueError for positions that make no sense."""
-        first, last = self._blocks(positions)
+        positions: Positions | None,
+    ) -> list[tuple[Foresee, float]]:
+        """How to :meth:`foresee` what a request with these tokens will read, each part so many seconds after its start:
+        all of it, or what lies at ``positions``. The tokens are looked at then. ValueError for positions that make no
+        sense."""
         read: list[Content] = []  # once, however often it is looked for: of a long prompt that takes a while
 
-        def foresee(request: int, lost: bool, now: float, due: float) -> tuple[list[int], list[int]]:
-            if not read:
-                read.append(Content(tokens, media))
-            return self.foresee(space, read[0], first, last, request, lost, now, due)
+        def part(first: int, last: int | None) -> Foresee:
+            def foresee(request: int, lost: bool, now: float, due: float) -> tuple[list[int], list[int]]:
+                if not read:
+                    read.append(Content(tokens, media))
+                return self.foresee(space, read[0], first, last, request, lost, now, due)
 
-        return foresee
+            return foresee
 
-    def _blocks(self, positions: tuple[int, int] | None) -> tuple[int, int | None]:
+        return [(part(first, last), after) for first, last, after in self._ranges(positions)]
+
+    def _ranges(self, positions: Positions | None) -> list[tuple[int, int | None, float]]:
+        """Blocks [first, last) and seconds."""
         if positions is None:
-            return 0, None
+            return [(0, None, 0.0)]
         try:
-            first, last = positions
-            first, last = whole("first", first), whole("last", last, first + 1)
+            several = [(*positions, 0.0)] if isinstance(positions, tuple) else list(positions)
+            ranges: list[tuple[int, int | None, float]] = []
+            for first, last, after in several:
+                first, last = whole("first", first), whole("last", last, first + 1)
+                ranges.append((first // self._block, -(-last // self._block), seconds("after", after, least=0.0)))
+            if ranges:
+                return ranges
         except (TypeError, ValueError):
-            raise ValueError(f"positions: {positions!r}; accepted: whole numbers with 0 <= first < last") from None
-        return first // self._block, -(-last // self._block)
+            pass
+        raise ValueError(
+            f"positions: {positions!r}; accepted: whole numbers with 0 <= first < last, or a list of (first, last, "
+            f"seconds after the start, 0 or more)"
+        )
 
     def locate(self, space: bytes, content: Content) -> dict[str, int]:
         """Tokens of the cached prefix by the fastest tier that would serve them now. Holds and touches nothing."""

@@ -36,6 +36,7 @@ from kvtier.placement import Placement, tier_specs
 from kvtier.policy import LoadPolicy
 from kvtier.prefetch import Prefetched, Prefetcher
 from kvtier.profile import Profile
+from kvtier.ranges import Ranges
 from kvtier.requests import Requests
 from kvtier.sequence import ComputedBlocks, Loaded, Sequence, Slots, State
 from kvtier.stats import CacheStats, Counts
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from kvtier.content import Media
     from kvtier.decoding import Made
     from kvtier.geometry import KVGeometry
+    from kvtier.lookup import Positions
     from kvtier.namespace import Namespace
     from kvtier.tiers.device import DevicePool
 
@@ -128,6 +130,7 @@ class CacheManager:
         self._prefetcher = Prefetcher(
             config, self.catalog, self.placement, self._lookup, self.costs, self._numbers.__next__, clock
         )
+        self._ranges = Ranges(self._prefetcher)
 
     # ---- a request's life ----------------------------------------------------------------------------------------
 
@@ -202,7 +205,7 @@ class CacheManager:
             return self._loader.table(sequence) if self._loader.grow(sequence, blocks) else None
         if not self._loader.begin(sequence, blocks):
             return None
-        self._prefetcher.started(request_id)
+        self._ranges.started(request_id)
         return self._loader.table(sequence)
 
     def num_computed_tokens(self, request_id: str) -> int:
@@ -398,7 +401,7 @@ class CacheManager:
         tokens: Iterable[int] | npt.NDArray[np.integer],
         within: float,
         *,
-        positions: tuple[int, int] | None = None,
+        positions: Positions | None = None,
         salt: str | None = None,
         adapter: bytes | None = None,
         media: Iterable[Media] = (),
@@ -406,24 +409,25 @@ class CacheManager:
         """A request of this id will start in about ``within`` seconds, or a session will be back by then.
 
         Only noted here, in microseconds; the next ``poll`` begins to bring its pages up from disk, the most urgent
-        request's first. ``positions`` [a, b) narrows that to what will be read: of a prompt computed in chunks, or of a
-        preempted request. Said again it replaces what was said before. ``tokens`` must not change until it has started;
-        they are looked at then, and a hint that cannot be read is dropped, counted in ``stats()`` and told of by
-        :meth:`describe`. ``within`` may be negative: it is late already.
+        request's first. ``positions`` (a, b) narrows that to what will be read: of a prompt computed in chunks, or of a
+        preempted request; as a list of (a, b, seconds) to what is read so long after the start. Said again it replaces
+        what was said before. ``tokens`` must not change until it has started; they are looked at then, and a hint that
+        cannot be read is dropped, counted in ``stats()`` and told of by :meth:`describe`. ``within`` may be negative:
+        it is late already.
         """
         self._check_open("expect")
         due = self._clock() + arguments.seconds("within", within)
         arguments.items("tokens", tokens, "token ids")
         reading = self._lookup.reading(self._lookup.space(salt, adapter), tokens, as_media(media), positions)
-        self._prefetcher.expect(words("request_id", request_id), reading, due)
+        self._ranges.expect(words("request_id", request_id), reading, due)
 
     def reorder(self, within: Mapping[str, float]) -> None:
         """Requests that were announced will start in so many seconds now; those that were not are passed over."""
-        self._prefetcher.reorder(within)
+        self._ranges.reorder(within)
 
     def dismiss(self, request_id: str) -> None:
         """A request that was announced will not come. One that was not is no error."""
-        self._prefetcher.dismiss(request_id)
+        self._ranges.dismiss(request_id)
 
     def prefetch(
         self,

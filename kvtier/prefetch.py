@@ -151,13 +151,18 @@ class Prefetcher:
     def reorder(self, within: Mapping[str, float]) -> None:
         """They will start in so many seconds from now, those of them that are expected; ValueError, and nothing has
         changed, for what is none."""
-        if not isinstance(within, Mapping):
-            raise ValueError(f"within: {within!r}; accepted: seconds by request id")
-        plain = set(map(type, within.values())) <= {float} and isfinite(sum(within.values()))
-        if not plain:
-            within = {name: arguments.seconds(f"within[{name!r}]", value) for name, value in within.items()}
+        within = self.checked(within)
         now, expected = self._clock(), self.expected
         self._moved.update({name: now + value for name, value in within.items() if name in expected})
+
+    @staticmethod
+    def checked(within: Mapping[str, float]) -> Mapping[str, float]:
+        """Seconds by name; ValueError for what is none."""
+        if not isinstance(within, Mapping):
+            raise ValueError(f"within: {within!r}; accepted: seconds by request id")
+        if set(map(type, within.values())) <= {float} and isfinite(sum(within.values())):
+            return within
+        return {name: arguments.seconds(f"within[{name!r}]", value) for name, value in within.items()}
 
     def _reschedule(self, now: float) -> None:
         """The next of those that start at another time are in their place in the queues."""

@@ -35,7 +35,7 @@ class Story:
         return self.engine.tokens(self.random.randrange(1, 7), self.random.choice([8, 20, BLOCKS]))
 
     def expect(self, name, tokens):
-        positions = self.random.choice([None, None, (0, 40), (40, 100)])
+        positions = self.random.choice([None, None, (0, 40), (40, 100), [(0, 40, 0.0), (40, 100, 0.5)], [(8, 60, 2.0)]])
         self.manager.expect(name, tokens, self.random.choice([-1, 0, 0.1, 0.3, 1, 30, 600]), positions=positions)
 
     def dismiss(self, name, _):

@@ -14,7 +14,7 @@ LINES: list[list[str]] = [
     ["cli"],
     ["lab", "connectors"],
     ["manager", "offload", "keyed"],
-    ["decoding"],
+    ["decoding", "ranges"],
     ["loading", "foreign_loads", "foreign_waits", "prefetch"],
     ["gathering", "holdings"],
     ["hints"],

@@ -143,6 +143,51 @@ def test_only_the_positions_that_will_be_read_are_brought(engine):
         engine.manager.expect("e", engine.tokens(1), 0.1, positions=(5, 5))
 
 
+def test_ranges_of_one_request_are_brought_when_each_is_read(engine):
+    manager = engine.manager
+    engine.plane.lanes["stage"].rate = 100.0
+    positions = [(0, 8 * BLOCK, 0.0), (8 * BLOCK, 16 * BLOCK, 5.0), (16 * BLOCK, BLOCKS * BLOCK, 10.0)]
+    manager.expect("long", engine.tokens(1), 1.0, positions=positions)
+    manager.expect("between", engine.tokens(2), 4.0)
+    wait(engine, 0.3)
+    assert (brought(engine, 1), brought(engine, 2)) == (8, 0), "the first range comes first"
+    wait(engine, 0.14)
+    assert (brought(engine, 1), brought(engine, 2)) == (8, BLOCKS), "then who starts before the second is read"
+    wait(engine, 0.4)
+    assert (brought(engine, 1), brought(engine, 2)) == (BLOCKS, BLOCKS)
+    manager.reorder({"long": 100.0})
+    manager.dismiss("between")
+    wait(engine, 1.0 + manager.config.prefetch.grace_seconds + 10.0, step=0.5)
+    assert brought(engine, 1) == BLOCKS, "all of its ranges are read later"
+    manager.dismiss("long")
+    wait(engine, 0.1)
+    assert counts(engine)["cancelled"] == 2 * BLOCKS
+    assert not manager._prefetcher.expected, "and all end with it"
+
+
+@pytest.mark.parametrize("how", ["started", "said again", "forgotten"])
+def test_ranges_end_with_their_request(engine, how):
+    manager, tokens = engine.manager, engine.tokens(1)
+    manager.expect("e", tokens, 0.1, positions=[(0, 4 * BLOCK, 0.0), (4 * BLOCK, 8 * BLOCK, 1.0), (0, BLOCK, 2.0)])
+    wait(engine, 0.1)
+    assert len(manager._prefetcher.expected) == 3
+    if how == "started":
+        manager.get_computed_blocks("e", tokens)
+        assert manager.allocate_slots("e", len(tokens)) is not None
+        assert not manager._prefetcher.expected
+    elif how == "said again":
+        manager.expect("e", tokens, 0.1, positions=(0, BLOCK))
+        wait(engine, 0.1)
+        assert list(manager._prefetcher.expected) == ["e"]
+    else:
+        wait(engine, 3.0 + manager.config.prefetch.grace_seconds, step=0.1)
+        assert not manager._prefetcher.expected
+        for number in range(400):
+            manager.expect(f"r{number}", tokens, 0.0, positions=[(0, BLOCK, 0.5), (BLOCK, 2 * BLOCK, 1.0)])
+            wait(engine, 1.5 + manager.config.prefetch.grace_seconds, step=1.0)
+        assert len(manager._ranges._parts) < 100, "nothing is kept of those that nobody came for"
+
+
 def test_what_is_cancelled_or_never_comes_gives_its_room_back(engine):
     manager = engine.manager
     manager.expect("gone", engine.tokens(1), 0.1)

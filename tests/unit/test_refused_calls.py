@@ -120,7 +120,18 @@ def test_a_closed_cache_begins_and_changes_nothing(manager):
         *(("within", lambda m, w=w: m.reorder(w)) for w in (["q"], {"e": math.nan}, {"e": "soon"}, {"e": True})),
         *(
             ("positions", lambda m, p=p: m.expect("e", PROMPT, 0.1, positions=p))
-            for p in (5, (5, 5), (-1, 2), (0, 1.5))
+            for p in (
+                5,
+                (5, 5),
+                (-1, 2),
+                (0, 1.5),
+                (0, 1, 2),
+                [],
+                [(0, 1)],
+                [(0, 1, -1)],
+                [(0, 1, math.nan)],
+                [(2, 1, 0)],
+            )
         ),
         *(("new_tokens", lambda m, n=n: m.observe_prefill(n, 0, 0.1)) for n in (0, -5, 1.5, "10")),
         *(("context", lambda m, n=n: m.observe_prefill(1, n, 0.1)) for n in (-5, 1.5, "10")),
