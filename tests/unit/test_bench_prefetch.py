@@ -206,10 +206,11 @@ class Clock:
 
     def idled(self, bench: PrefetchBench, arm: str, *, hold: bool, ahead_ms: float = 50) -> list[float]:
         """How an arm waits ahead of its request, whose pages are on the device: there is nothing to bring."""
+        bench.manager.prefetch(bench._documents[0.5][0])
+        bench._settle()  # nothing of what was before is under way either
         self.now = 0.0
         self.waits.clear()
         cell = Cell(ahead_ms, None, 0.5, 64, 32, 2 * 65536)
-        bench.manager.prefetch(bench._documents[0.5][0])
         bench._serve(arm, [*bench._documents[0.5][0], *range(32)], cell, hold=hold)
         return list(self.waits)
 
